@@ -1,0 +1,354 @@
+"""The Triton sampler: one program a row and codebook, from logits to the code and the frame's sums.
+
+``sampling.sample`` is the public way in; it has checked every argument. Launch parameters depend on
+the vocabulary and on which filters are on, never on the batch, and nothing is autotuned: bits are
+promised.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from rowseed.kernels import noise, philox
+from rowseed.kernels.device import gumbel, mass, order_key, words
+
+ONE_BLOCK = 8192
+"""The largest vocabulary that a program holds in registers; wider ones are read in chunks."""
+
+_LOG2E = tl.constexpr(noise.LOG2E)
+_MAX = tl.constexpr(noise.FLOAT32_MAX)
+_INF = tl.constexpr(float("inf"))
+_GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
+_SEEDED_DOMAIN = tl.constexpr(philox.SCHEME << 24 | philox.TAG_SEEDED << 16)
+_GLOBAL_DOMAIN = tl.constexpr(philox.SCHEME << 24 | philox.TAG_GLOBAL << 16)
+
+
+@triton.jit
+def _is_active(streams_ptr, row):
+    rows_in_use = tl.load(streams_ptr + 2)
+    return (row < rows_in_use) & ((tl.load(streams_ptr + 3 * row + 5) & 2) == 0)
+
+
+@triton.jit
+def _stream(streams_ptr, row, codebook):
+    """Seed, offset and last counter word of a row, from its own line or the global one."""
+    seeded = (tl.load(streams_ptr + 3 * row + 5) & 1) != 0
+    line = tl.where(seeded, 3 * row + 3, 0)
+    seed = tl.load(streams_ptr + line)
+    offset = tl.load(streams_ptr + line + 1) + tl.where(seeded, 0, row)
+    domain = tl.where(seeded, _SEEDED_DOMAIN, _GLOBAL_DOMAIN) + codebook
+    return seed, offset, domain.to(tl.uint32)
+
+
+@triton.jit
+def _parameters(
+    row, temperatures_ptr, temperature_stride, temperature, top_ks_ptr, top_k_stride, top_k,
+    top_ps_ptr, top_p_stride, top_p,
+):  # fmt: skip
+    """A row's parameters, from the [B] tensor where there is one; and whether they are out of range."""
+    if temperatures_ptr is not None:
+        t = tl.load(temperatures_ptr + row * temperature_stride)
+    else:
+        t = tl.full([], temperature, tl.float32)
+    if top_ks_ptr is not None:
+        k = tl.load(top_ks_ptr + row * top_k_stride).to(tl.int64)
+    else:
+        k = tl.full([], top_k, tl.int64)
+    if top_ps_ptr is not None:
+        p = tl.load(top_ps_ptr + row * top_p_stride)
+    else:
+        p = tl.full([], top_p, tl.float32)
+    bad = ((t >= 0.0) & (t < _INF) & (p >= 0.0) & (p <= 1.0)) == 0
+    return t, k, p, bad
+
+
+@triton.jit
+def _load(logits_ptr, ids, mask):
+    """Raw logits as float32, what the comparisons see of them, and which are live."""
+    raw = tl.load(logits_ptr + ids, mask=mask, other=-_INF).to(tl.float32)
+    live = (raw == raw) & (raw != -_INF)
+    value = tl.where(raw == _INF, _MAX, raw)
+    return raw, tl.where(live & (value != 0.0), value, 0.0), live
+
+
+@triton.jit
+def _tempered(value, live, largest, scale):
+    return tl.where(live, tl.maximum((value - largest) * scale, -_MAX), -_MAX)
+
+
+@triton.jit
+def _threshold(keys, weights, target):
+    """The largest key such that the weights at or above it reach the target; 0 where none do."""
+    threshold = tl.full([], 0, tl.uint32)
+    bit = tl.full([], 0x80000000, tl.uint32)
+    for _ in range(32):
+        candidate = threshold | bit
+        bit >>= 1
+        reached = tl.sum(tl.where(keys >= candidate, weights, 0), 0) >= target
+        threshold = tl.where(reached, candidate, threshold)
+    return threshold
+
+
+@triton.jit
+def _nucleus_bar(total, p):
+    # The only float64 of the kernel: one scalar a row.
+    return tl.maximum((total.to(tl.float64) * p.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def _select(value, live, t, k, p, V, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
+    """Which tokens top-k, then top-p keep; equal values stay or go together."""
+    keys = tl.where(live, order_key(value), 0)
+    keep = live
+    if TOP_K:
+        if (k > 0) & (k < V):
+            keep = keep & (keys >= _threshold(keys, live.to(tl.int32), k.to(tl.int32)))
+    if TOP_P:
+        if p < 1.0:
+            masses = tl.where(keep, mass(t), 0).to(tl.int64)
+            bar = _nucleus_bar(tl.sum(masses, 0), p)
+            keep = keep & (keys >= _threshold(keys, masses, bar))
+    return keep
+
+
+@triton.jit
+def _noise(start, seed, offset, domain, BLOCK: tl.constexpr):
+    """Noise of BLOCK tokens from `start`, a multiple of four."""
+    blocks = (start >> 2) + tl.arange(0, BLOCK // 4)
+    return gumbel(words(blocks.to(tl.uint32), seed, offset, domain))
+
+
+@triton.jit
+def _argmax(score, ids, V):
+    """The largest score and the lowest id that has it."""
+    best = tl.max(score, 0)
+    return best, tl.min(tl.where(score == best, ids, V), 0)
+
+
+@triton.jit
+def _flags(raw):
+    """Status bits 1 (NaN) and 2 (+inf) of the tokens."""
+    return tl.max((raw != raw).to(tl.int32), 0) | (tl.max((raw == _INF).to(tl.int32), 0) << 1)
+
+
+@triton.jit
+def _finish(
+    row, code, table_ptr, table_stride, D, total_ptr, total_stride,
+    next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The frame's epilogue: add the code's embedding to the sum, gather the next step's input."""
+    lanes = tl.arange(0, BLOCK)
+    if table_ptr is not None:
+        for start in range(0, D, BLOCK):
+            at = start + lanes
+            total_ptrs = total_ptr + row * total_stride + at
+            embedding = tl.load(table_ptr + code * table_stride + at, mask=at < D, other=0.0)
+            total = tl.load(total_ptrs, mask=at < D, other=0.0)
+            tl.store(total_ptrs, total + embedding.to(tl.float32), mask=at < D)
+        if next_table_ptr is not None:
+            for start in range(0, E, BLOCK):
+                at = start + lanes
+                embedding = tl.load(next_table_ptr + code * next_table_stride + at, mask=at < E, other=0.0)
+                tl.store(next_input_ptr + row * next_input_stride + at, embedding, mask=at < E)
+
+
+@triton.jit(
+    # A number that is 1 or a multiple of 16 must not compile another kernel, nor an `out` that is
+    # now an even column, now an odd one.
+    do_not_specialize=[
+        "codebook",
+        "temperature",
+        "temperature_stride",
+        "top_k",
+        "top_k_stride",
+        "top_p",
+        "top_p_stride",
+        "out_row_stride",
+        "out_codebook_stride",
+        "status_row_stride",
+        "status_codebook_stride",
+    ],
+    do_not_specialize_on_alignment=["out_ptr", "status_ptr", "streams_ptr"],
+)
+def _sample_kernel(
+    logits_ptr, row_stride, codebook_stride, V, C,
+    streams_ptr, codebook,
+    temperatures_ptr, temperature_stride, temperature,
+    top_ks_ptr, top_k_stride, top_k,
+    top_ps_ptr, top_p_stride, top_p,
+    out_ptr, out_row_stride, out_codebook_stride,
+    status_ptr, status_row_stride, status_codebook_stride,
+    table_ptr, table_stride, D, total_ptr, total_stride,
+    next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    GATHER_BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    row = program // C
+    c = program - row * C
+    out_ptr += row * out_row_stride + c * out_codebook_stride
+    if _is_active(streams_ptr, row) == 0:
+        tl.store(out_ptr, tl.full([], 0, tl.int64))
+        return
+    logits_ptr += row * row_stride + c * codebook_stride
+    temperature, k, p, bad = _parameters(
+        row, temperatures_ptr, temperature_stride, temperature, top_ks_ptr, top_k_stride, top_k,
+        top_ps_ptr, top_p_stride, top_p,
+    )  # fmt: skip
+    greedy = bad | (temperature < _GREEDY_BELOW)
+    scale = tl.div_rn(tl.full([], _LOG2E, tl.float32), tl.where(greedy, 1.0, temperature))
+    seed, offset, domain = _stream(streams_ptr, row, codebook + c)
+
+    if WIDE:
+        largest, code, flags = _wide_greedy(logits_ptr, V, BLOCK)
+        if greedy == 0:
+            code = _wide_draw(
+                logits_ptr, largest, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, BLOCK
+            )  # fmt: skip
+    else:
+        ids = tl.arange(0, BLOCK)
+        raw, value, live = _load(logits_ptr, ids, ids < V)
+        flags = _flags(raw)
+        largest, code = _argmax(tl.where(live, value, -_INF), ids, V)
+        if greedy == 0:
+            t = _tempered(value, live, largest, scale)
+            keep = _select(value, live, t, k, p, V, TOP_K, TOP_P)
+            score = tl.where(keep, t + _noise(0, seed, offset, domain, BLOCK), -_INF)
+            _, code = _argmax(score, ids, V)
+
+    tl.store(out_ptr, code.to(tl.int64))
+    if status_ptr is not None:
+        flags |= tl.where(largest == -_INF, 4, 0) | tl.where(bad, 8, 0)
+        tl.store(status_ptr + row * status_row_stride + c * status_codebook_stride, flags)
+    _finish(
+        row, code.to(tl.int64), table_ptr, table_stride, D, total_ptr, total_stride,
+        next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride, GATHER_BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _wide_greedy(logits_ptr, V, BLOCK: tl.constexpr):
+    largest = tl.full([], -_INF, tl.float32)
+    code = tl.full([], 0, tl.int32)
+    flags = tl.full([], 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        raw, value, live = _load(logits_ptr, ids, ids < V)
+        flags |= _flags(raw)
+        best, at = _argmax(tl.where(live, value, -_INF), ids, V)
+        code = tl.where(best > largest, at, code)
+        largest = tl.maximum(largest, best)
+    return largest, code, flags
+
+
+@triton.jit
+def _wide_weight(
+    logits_ptr, start, at_least, above, largest, scale, V, MASSES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum over a chunk's tokens at or above both keys: of masses, or of ones."""
+    ids = start + tl.arange(0, BLOCK)
+    _, value, live = _load(logits_ptr, ids, ids < V)
+    keys = tl.where(live, order_key(value), 0)
+    counted = live & (keys >= at_least) & (keys >= above)
+    if MASSES:
+        weights = mass(_tempered(value, live, largest, scale)).to(tl.int64)
+    else:
+        weights = live.to(tl.int64)
+    return tl.sum(tl.where(counted, weights, 0), 0)
+
+
+@triton.jit
+def _wide_threshold(
+    logits_ptr, target, at_least, largest, scale, V, MASSES: tl.constexpr, BLOCK: tl.constexpr
+):
+    threshold = tl.full([], 0, tl.uint32)
+    bit = tl.full([], 0x80000000, tl.uint32)
+    for _ in range(32):
+        candidate = threshold | bit
+        bit >>= 1
+        total = tl.full([], 0, tl.int64)
+        for start in range(0, V, BLOCK):
+            total += _wide_weight(logits_ptr, start, at_least, candidate, largest, scale, V, MASSES, BLOCK)
+        threshold = tl.where(total >= target, candidate, threshold)
+    return threshold
+
+
+@triton.jit
+def _wide_draw(
+    logits_ptr, largest, scale, k, p, seed, offset, domain, V,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at_least = tl.full([], 0, tl.uint32)
+    if TOP_K:
+        if (k > 0) & (k < V):
+            at_least = _wide_threshold(logits_ptr, k, at_least, largest, scale, V, False, BLOCK)
+    if TOP_P:
+        if p < 1.0:
+            total = tl.full([], 0, tl.int64)
+            for start in range(0, V, BLOCK):
+                total += _wide_weight(logits_ptr, start, at_least, at_least, largest, scale, V, True, BLOCK)
+            bar = _nucleus_bar(total, p)
+            nucleus = _wide_threshold(logits_ptr, bar, at_least, largest, scale, V, True, BLOCK)
+            at_least = tl.maximum(at_least, nucleus)
+    best = tl.full([], -_INF, tl.float32)
+    code = tl.full([], 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        _, value, live = _load(logits_ptr, ids, ids < V)
+        keep = live & (tl.where(live, order_key(value), 0) >= at_least)
+        t = _tempered(value, live, largest, scale)
+        score = tl.where(keep, t + _noise(start, seed, offset, domain, BLOCK), -_INF)
+        chunk_best, at = _argmax(score, ids, V)
+        code = tl.where(chunk_best > best, at, code)
+        best = tl.maximum(best, chunk_best)
+    return code
+
+
+INTERPRETED = not isinstance(_sample_kernel, triton.runtime.JITFunction)
+"""TRITON_INTERPRET=1 was set when this module was imported: the kernel then runs on CPU tensors."""
+
+
+def launch_parameters(vocabulary: int) -> dict[str, int | bool]:
+    """Block and warps for a vocabulary; the same for every batch."""
+    wide = vocabulary > ONE_BLOCK
+    block = min(max(triton.next_power_of_2(vocabulary), 64), 4096 if wide else ONE_BLOCK)
+    warps = 16 if block > 4096 else 8 if block > 2048 else 4
+    return {"BLOCK": block, "WIDE": wide, "GATHER_BLOCK": 1024, "num_warps": warps, "enable_fp_fusion": False}
+
+
+def sample(
+    logits: torch.Tensor,  # [B, C, V]
+    streams: torch.Tensor,  # int64 [N, 3]
+    temperature: float,
+    temperatures: torch.Tensor | None,  # float32 [B]
+    top_k: int,
+    top_ks: torch.Tensor | None,  # int32 or int64 [B]
+    top_p: float,
+    top_ps: torch.Tensor | None,  # float32 [B]
+    codebook: int,
+    out: torch.Tensor,  # int64 [B, C]
+    status: torch.Tensor | None,  # int32 [B, C]
+    table: torch.Tensor | None,  # [>= V, D]
+    total: torch.Tensor | None,  # float32 [B, D]
+    next_table: torch.Tensor | None,  # [>= V, E]
+    next_input: torch.Tensor | None,  # [B, E]
+) -> None:
+    """Launches the kernel on the logits' device; see ``sampling.sample``."""
+    B, C, V = logits.shape
+    _sample_kernel[(B * C,)](
+        logits, logits.stride(0), logits.stride(1), V, C,
+        streams, codebook,
+        temperatures, 0 if temperatures is None else temperatures.stride(0), temperature,
+        top_ks, 0 if top_ks is None else top_ks.stride(0), top_k,
+        top_ps, 0 if top_ps is None else top_ps.stride(0), top_p,
+        out, out.stride(0), out.stride(1),
+        status, 0 if status is None else status.stride(0), 0 if status is None else status.stride(1),
+        table, 0 if table is None else table.stride(0), 0 if table is None else table.shape[1],
+        total, 0 if total is None else total.stride(0),
+        next_table, 0 if next_table is None else next_table.stride(0),
+        0 if next_table is None else next_table.shape[1],
+        next_input, 0 if next_input is None else next_input.stride(0),
+        TOP_K=top_ks is not None or 0 < top_k < V, TOP_P=top_ps is not None or top_p < 1.0,
+        **launch_parameters(V),
+    )  # fmt: skip
