@@ -67,7 +67,8 @@ def sample(
     kept = (value >= threshold) & (value > -math.inf)
 
     program, token = kept.nonzero(as_tuple=True)
-    tempered = ((value[program, token] - largest[program, 0]) * scale[program, 0]).clamp_min(-noise.FLOAT32_MAX)
+    tempered = (value[program, token] - largest[program, 0]) * scale[program, 0]
+    tempered = tempered.clamp_min(-noise.FLOAT32_MAX)
     words = _words(streams, rows, codebook, C, V, program, token)
     score = torch.where(greedy[program, 0], 0.0, tempered + noise.gumbel(words))
     # The largest score of each program, then the lowest id that has it; nothing alive gives 0.
