@@ -1,0 +1,96 @@
+"""From the requests of one decode step to the packed rows on the device. Shared by both runners."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rowseed.vllm_omni.extra_args import Parameters, RowArgs, read_row
+from rowseed.vllm_omni.metrics import counters
+
+logger = logging.getLogger("vllm.rowseed")
+
+
+class BadRequests:
+    """Names each request with an unusable value in one log line."""
+
+    KEPT = 1024
+
+    def __init__(self) -> None:
+        self._named: dict[str, None] = {}
+
+    def name(self, request_id: str, error: Exception) -> None:
+        if request_id in self._named:
+            return
+        if len(self._named) >= self.KEPT:
+            self._named.clear()
+        self._named[request_id] = None
+        counters().count_flagged("request")
+        logger.warning(
+            "rowseed: request %s is sampled unseeded, with the stage's parameters: %s", request_id, error
+        )
+
+
+bad_requests = BadRequests()
+
+
+def read_request(
+    request_id: str, sampling_params: Any, defaults: Parameters, seed_arg: str | None
+) -> RowArgs:
+    """``read_row``, but a bad value makes this row unseeded and default instead of ending the engine.
+
+    Admission refuses such values; this is for those that came another way.
+    """
+    try:
+        return read_row(getattr(sampling_params, "extra_args", None), defaults, seed_arg)
+    except (TypeError, ValueError) as error:
+        bad_requests.name(request_id, error)
+        return RowArgs(None, 0, defaults)
+
+
+def pack_rows(
+    model: Any,
+    requests: Iterable[tuple[str, Any]],
+    frames: Sequence[int] | np.ndarray,
+    defaults: Parameters,
+    *,
+    padded_rows: int | None = None,
+) -> torch.Tensor:
+    """Pack one step's rows into ``model.talker_mtp_row_streams`` and ``talker_mtp_row_parameters``.
+
+    Args:
+        model: declares ``talker_mtp_seed_extra_arg`` and has both buffers bound.
+        requests: (request id, sampling params) of each row, in row order.
+        frames: frame index of each row, from the position that the scheduler has scheduled.
+        defaults: the stage's sub-talker parameters.
+        padded_rows: rows of the (padded) batch.
+
+    Returns:
+        int64 [rows + 1, 3] on the device: the streams of the (padded) batch.
+    """
+    seed_arg = getattr(model, "talker_mtp_seed_extra_arg", None)
+    rows = [read_request(request_id, params, defaults, seed_arg) for request_id, params in requests]
+    # int64 sums wrap modulo 2^64, as offsets do.
+    offsets = np.asarray(frames, dtype=np.int64) + np.array([row.base_offset for row in rows], dtype=np.int64)
+    seeds = [row.seed for row in rows]
+    temperature, top_k, top_p = zip(*(row.parameters for row in rows), strict=True)
+    model.talker_mtp_row_parameters.pack(temperature, top_k, top_p)
+    packed = model.talker_mtp_row_streams.pack(seeds, offsets, padded_rows)
+    unseeded = seeds.count(None)
+    counters().count_rows(len(seeds) - unseeded, unseeded)
+    return packed
+
+
+def bind_rows(model: Any, max_rows: int, device: torch.device, *, rank: int, defaults: Parameters) -> None:
+    """Give ``model`` the static buffers that a captured graph reads: after load, before capture."""
+    from rowseed.kernels.streams import RowParameters, RowStreams
+
+    model.talker_mtp_row_streams = RowStreams(max_rows, device, rank=rank)
+    model.talker_mtp_row_parameters = RowParameters(max_rows, device, **defaults._asdict())
+
+
+def data_parallel_rank(vllm_config: Any) -> int:
+    """The rank whose unseeded rows must differ from its siblings'; tensor-parallel ranks share it."""
+    return int(getattr(getattr(vllm_config, "parallel_config", None), "data_parallel_rank", 0) or 0)
