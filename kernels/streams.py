@@ -231,7 +231,8 @@ class RowParameters:
 
 def _float32(values: Sequence[float] | np.ndarray, name: str, largest: float) -> np.ndarray:
     array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iuf":
+    has_bool = not isinstance(values, np.ndarray) and bool in {*map(type, values)}
+    if array.size and (has_bool or array.dtype.kind not in "iuf"):
         raise TypeError(f"{name} must be numbers in [0, {largest:.8g}], got {values!r}")
     fine = (array >= 0) & (array <= largest)
     if not fine.all():
