@@ -23,6 +23,15 @@ DEVICES = ("cpu", "nvidia")
 # Each of these is there when the kernel's NVIDIA driver is (/dev/dxg: inside WSL).
 NVIDIA_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
+TORCHVISION_OPERATORS = """
+
+# Added by rowseed's tools/setup.py.
+if not _has_ops():
+    _operators = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _operators.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
 
 def find_device() -> str:
     """`cpu` or `nvidia`; looks for the driver's files, so that nothing needs to be run."""
@@ -50,24 +59,29 @@ def install(device: str) -> None:
     if device == "cpu":
         pip("-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
         pip("--no-deps", "-r", "requirements/cpu-no-deps.txt")
-        drop_unloadable_torchaudio_extension()
+        mend_cuda_wheels()
     else:
         pip("-r", "requirements/nvidia.txt", "-r", "requirements/dev.txt")
     pip("--no-deps", "--no-build-isolation", "--editable", ".")
 
 
-def drop_unloadable_torchaudio_extension() -> None:
-    """Let torchaudio run without its compiled extension where that needs a CUDA that torch lacks.
+def mend_cuda_wheels() -> None:
+    """Make torchaudio and torchvision importable beside a torch without CUDA.
 
-    torchaudio is published with an extension linked to CUDA only. Beside a CPU build of torch, loading
-    it raises, and with it `import torchaudio`; without the files torchaudio says that it has no extension and
-    uses its Python code, which is all that vLLM-Omni's speech server needs.
+    Both are published with extensions that are linked to CUDA only, and vLLM-Omni imports both, though
+    speech serving uses nothing of the extensions.
+    - torchaudio raises if its extension is there but cannot be loaded, and does without if it is absent.
+    - torchvision does without an extension that cannot be loaded, but then describes two operators that
+      only the extension declares, and raises. So declare them where it has noticed that it has none.
     """
-    probe = "import torch; print(torch.version.cuda or '')"
-    if subprocess.run([PYTHON, "-c", probe], check=True, capture_output=True, text=True).stdout.strip():
-        return
-    for library in VENV.glob("lib/python*/site-packages/torchaudio/lib/*.so"):
-        library.unlink()
+    probe = "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.version.cuda)"
+    answer = subprocess.run([PYTHON, "-c", probe], check=True, capture_output=True, text=True).stdout.split()
+    packages, cuda = Path(answer[0]), answer[1]
+    if cuda == "None":
+        for library in packages.glob("torchaudio/lib/*.so"):
+            library.unlink()
+    with open(packages / "torchvision" / "extension.py", "a") as extension:
+        extension.write(TORCHVISION_OPERATORS)
 
 
 def link_import_root() -> None:

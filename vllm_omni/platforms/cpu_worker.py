@@ -7,7 +7,7 @@ from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunne
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
 
-class _CPURunner(CPUModelRunner):
+class _CPURunnerMixin:
     """What either runner needs before its own start."""
 
     def __init__(self, vllm_config, device):
@@ -20,12 +20,12 @@ class _CPURunner(CPUModelRunner):
             super().__init__(vllm_config, device)
 
 
-# CPUModelRunner comes last by intention: vLLM-Omni's methods win, then the CPU's, then the GPU runner's.
-class CPUARModelRunner(_CPURunner, GPUARModelRunner, CPUModelRunner):
+# In this order vLLM-Omni's methods come before the CPU's, and those before the GPU runner's.
+class CPUARModelRunner(_CPURunnerMixin, GPUARModelRunner, CPUModelRunner):
     """Autoregressive stages: the talker."""
 
 
-class CPUGenerationModelRunner(_CPURunner, GPUGenerationModelRunner, CPUModelRunner):
+class CPUGenerationModelRunner(_CPURunnerMixin, GPUGenerationModelRunner, CPUModelRunner):
     """One-shot stages: codes to waveform."""
 
 
