@@ -135,7 +135,7 @@ class _WithStreams:
         self._talker_mtp = talker_mtp
         self._pack = pack
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # the runner pads only what is an instance of the platform's graph wrapper
         return type(self._talker_mtp)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ class LayerWeights:
     down: Linear
 
 
-def _rope_tables(attention: nn.Module, inv_freq: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+def _rope_tables(attention: Any, inv_freq: Tensor, positions: int) -> tuple[Tensor, Tensor]:
     """RoPE's cosines and sines times the weights of the q and k norms.
 
     `norm(x) * w` rotated is `x / |x|` times these; the root of D of the norm
@@ -90,12 +91,12 @@ class FrameWeights:
     different size) a projected copy [Q - 2, V, E] is kept beside it.
     """
 
-    def __init__(self, predictor: nn.Module, *, packed: bool):
+    def __init__(self, predictor: Any, *, packed: bool):
         self.packed = packed
         self.embedding = _stacked(predictor.model.codec_embedding)
         self._fold(predictor)
 
-    def refold(self, predictor: nn.Module) -> None:
+    def refold(self, predictor: Any) -> None:
         """Fold again after new weights were loaded, in place: captured graphs read these tensors."""
         fresh = FrameWeights.__new__(FrameWeights)
         fresh.packed, fresh.embedding = self.packed, self.embedding
@@ -103,8 +104,8 @@ class FrameWeights:
         for mine, new in zip(self.tensors(), fresh.tensors(), strict=True):
             if mine.data_ptr() != new.data_ptr():
                 mine.copy_(new)
-        for mine, new in zip(self._linears(), fresh._linears(), strict=True):
-            mine.packed = new.packed
+        for linear, refolded in zip(self._linears(), fresh._linears(), strict=True):
+            linear.packed = refolded.packed
 
     def _linears(self) -> Iterator[Linear]:
         for layer in self.layers:
@@ -123,7 +124,7 @@ class FrameWeights:
             yield from (layer.input_norm, layer.cos, layer.sin, layer.mlp_norm)
         yield from (self.norm, self.next_embedding)
 
-    def _fold(self, predictor: nn.Module) -> None:
+    def _fold(self, predictor: Any) -> None:
         model, config = predictor.model, predictor.config
         weight = model.codec_embedding[0].weight
         packed = self.packed
@@ -137,7 +138,7 @@ class FrameWeights:
             bias = None if layer.bias is None else layer.bias.detach().to(self.dtype)
             return Linear(layer.weight.detach().to(self.dtype), bias, packed=packed)
 
-        def norm(layer: nn.Module) -> Tensor:
+        def norm(layer: Any) -> Tensor:
             return layer.weight.detach().to(self.dtype)
 
         self.layers = []
@@ -170,7 +171,7 @@ class FrameWeights:
         self.next_embedding = table
 
 
-def _stacked(embeddings: nn.ModuleList) -> Tensor:
+def _stacked(embeddings: Any) -> Tensor:
     """The tables as one [Q - 1, V, A] tensor, which the parameters become views of."""
     first = embeddings[0].weight
     stacked = first.new_empty((len(embeddings), *first.shape))

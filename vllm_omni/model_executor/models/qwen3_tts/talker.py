@@ -131,6 +131,7 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
         codes = codes.masked_fill(invalid, 0)
         if self._code0_sum is None:  # weights that were never loaded (load_format: dummy)
             self._build_stacked_codec_embed()
+        assert self._code0_sum is not None
         frame_sum = torch.where(invalid, self._code0_sum, self.code_predictor.frame_sum[:rows])
         return embeds + frame_sum.to(self._stacked_codec_embed.dtype) + text, codes
 
