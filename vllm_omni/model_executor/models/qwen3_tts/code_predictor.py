@@ -20,6 +20,7 @@ from rowseed.kernels.sampling import Gather, sample
 from rowseed.kernels.streams import RowStreams
 
 from .frame import Frame, FrameBuffers, FrameWeights
+from .frame_graphs import FrameGraphs
 
 
 class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLLM):
@@ -35,6 +36,7 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self._frame: Frame | None = None
+        self._graphs: FrameGraphs | None = None
         # Buffers that were outgrown: a graph captured over them may still be replayed.
         self._outgrown: list[FrameBuffers] = []
         self._unseeded: RowStreams | None = None
@@ -49,7 +51,7 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
         return loaded
 
     def _apply(self, fn, recurse=True):
-        self._frame = None  # .to(), .cuda(), .bfloat16() give the parameters new storage
+        self._frame = self._graphs = None  # .to(), .cuda(), .bfloat16() give the parameters new storage
         return super()._apply(fn, recurse)
 
     def prepare(self, rows: int = 0) -> Frame:
@@ -78,6 +80,8 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
                 self._outgrown.append(frame.buffers)
                 rows = 1 << (rows - 1).bit_length()
             self._frame = Frame(weights, FrameBuffers(weights, rows))
+            if weights.device.type == "cuda" and not _has_full_graphs(self._vllm_config):
+                self._graphs = FrameGraphs(self._frame)
         return self._frame
 
     @property
@@ -135,6 +139,10 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
             streams = self._unseeded_streams(frame, B)
         if not do_sample:
             temperature = 0.0
+        inputs = layer0_code.reshape(B), layer0_embed.reshape(B, -1), last_talker_hidden.reshape(B, -1)
+        if self._graphs is not None and not _capturing():
+            codes, self.frame_sum = self._graphs.run(*inputs, streams, temperature, top_k, top_p)
+            return codes.clone()
 
         def draw(codebook: int, logits: Tensor, out: Tensor, gather: Gather) -> None:
             sample(
@@ -148,9 +156,7 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
                 gather=gather,
             )
 
-        codes, self.frame_sum = frame.run(
-            layer0_code.reshape(B), layer0_embed.reshape(B, -1), last_talker_hidden.reshape(B, -1), draw
-        )
+        codes, self.frame_sum = frame.run(*inputs, draw)
         return codes.clone()
 
     def _unseeded_streams(self, frame: Frame, rows: int) -> Tensor:
@@ -168,6 +174,12 @@ def _max_rows(vllm_config) -> int:
     compilation = getattr(vllm_config, "compilation_config", None)
     captured = getattr(compilation, "max_cudagraph_capture_size", None)
     return max(int(vllm_config.scheduler_config.max_num_seqs), int(captured or 0))
+
+
+def _has_full_graphs(vllm_config) -> bool:
+    """Whether the runner captures `talker_mtp` as a whole, the predictor inside."""
+    mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
+    return mode is not None and mode.has_full_cudagraphs()
 
 
 def _packs(model: torch.nn.Module) -> bool:
