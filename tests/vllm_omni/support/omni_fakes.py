@@ -93,7 +93,9 @@ def fake_vllm_config(subtalker=None, data_parallel_rank=0):
     )
 
 
-def make_runner(model, requests, *, subtalker=None, frames=None, prompt_len=10, bucket=None, rank=0):
+def make_runner(
+    model, requests, *, subtalker=None, frames=None, prompt_len=10, bucket=None, rank=0, hidden=HIDDEN
+):
     """A bare OmniGPUModelRunner whose MTP buffers hold distinct rows.
 
     Args:
@@ -118,8 +120,8 @@ def make_runner(model, requests, *, subtalker=None, frames=None, prompt_len=10, 
     runner.talker_mtp_input_ids = Buffer(MAX_ROWS, dtype=torch.int32)
     runner.talker_mtp_input_ids.gpu.copy_(torch.arange(MAX_ROWS) + 40)
     for name in ("talker_mtp_inputs_embeds", "last_talker_hidden", "text_step"):
-        buffer = Buffer(MAX_ROWS, HIDDEN)
-        buffer.gpu.copy_(torch.arange(MAX_ROWS * HIDDEN).view(MAX_ROWS, HIDDEN) + len(name) * 1000)
+        buffer = Buffer(MAX_ROWS, hidden)
+        buffer.gpu.copy_(torch.arange(MAX_ROWS * hidden).view(MAX_ROWS, hidden) + len(name) * 1000)
         setattr(runner, name, buffer)
     runner.requests = {name: request(extra_args) for name, extra_args in requests.items()}
     runner.model_intermediate_buffer = {}
@@ -135,7 +137,7 @@ def make_runner(model, requests, *, subtalker=None, frames=None, prompt_len=10, 
 def forward(runner, request_ids=None, start_offsets=None):
     """One call of the joined method; returns the codes of each request."""
     ids = list(runner.requests) if request_ids is None else request_ids
-    embeds = torch.zeros(2 * MAX_ROWS, HIDDEN)
+    embeds = torch.zeros(2 * MAX_ROWS, runner.text_step.gpu.shape[1])
     runner._talker_mtp_forward(ids, embeds, start_offsets)
     codes = {name: runner.model_intermediate_buffer[name]["codes"]["audio"] for name in ids}
     return codes, embeds
