@@ -135,6 +135,8 @@ class RowStreams:
         """
         rows = len(seeds)
         padded_rows = rows if padded_rows is None else padded_rows
+        if isinstance(padded_rows, bool) or not isinstance(padded_rows, int):
+            raise TypeError(f"padded_rows must be an int, got {padded_rows!r}")
         if not rows <= padded_rows <= self.max_rows:
             raise ValueError(
                 f"padded_rows must be in [{rows}, {self.max_rows}] for {rows} seeds and max_rows"
