@@ -15,6 +15,10 @@ from rowseed.kernels.device import gumbel, mass, order_key, words
 ONE_BLOCK = 8192
 """The largest vocabulary that a program holds in registers; wider ones are read in chunks."""
 
+PLANE = 32768
+"""Codebooks along the grid's second axis, which holds 65535 programs at most: one fewer than C may be."""
+
+_PLANE = tl.constexpr(PLANE)
 _LOG2E = tl.constexpr(noise.LOG2E)
 _MAX = tl.constexpr(noise.FLOAT32_MAX)
 _INF = tl.constexpr(float("inf"))
@@ -184,9 +188,11 @@ def _sample_kernel(
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
     GATHER_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    row = program // C
-    c = program - row * C
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) + tl.program_id(2) * _PLANE
+    if c >= C:
+        return
+    c = c.to(tl.int64)
     out_ptr += row * out_row_stride + c * out_codebook_stride
     if _is_active(streams_ptr, row) == 0:
         tl.store(out_ptr, tl.full([], 0, tl.int64))
@@ -336,7 +342,7 @@ def sample(
 ) -> None:
     """Launches the kernel on the logits' device; see ``sampling.sample``."""
     B, C, V = logits.shape
-    _sample_kernel[(B * C,)](
+    _sample_kernel[(B, min(C, PLANE), triton.cdiv(C, PLANE))](
         logits, logits.stride(0), logits.stride(1), V, C,
         streams, codebook,
         temperatures, 0 if temperatures is None else temperatures.stride(0), temperature,

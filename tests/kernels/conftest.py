@@ -1,28 +1,19 @@
 """Both backends behind one call, and the batches that the sampler's tests share."""
 
+import backends
 import pytest
 import torch
-from triton_worker import TritonWorker
-
-from rowseed.kernels.sampling import sample
 
 
-@pytest.fixture(scope="session")
-def triton_worker():
-    worker = TritonWorker()
-    yield worker
-    worker.close()
+@pytest.fixture
+def triton_backend():
+    return backends.Triton
 
 
-class Torch:
-    slow = False
-    sample = staticmethod(sample)
-
-
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=[backends.Torch, backends.Triton], ids=["torch", "triton"])
 def backend(request):
     """An object whose ``sample`` is the public function on one backend, CPU tensors in and out."""
-    return Torch if request.param == "torch" else request.getfixturevalue("triton_worker")
+    return request.param
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import device_functions
 import numpy as np
 import oracle
 import pytest
 import torch
+from backends import on_device
 
 from rowseed.kernels import noise
 
@@ -31,8 +33,7 @@ def functions(request):
     """(gumbel, mass) of one backend."""
     if request.param == "torch":
         return noise.gumbel, noise.mass
-    worker = request.getfixturevalue("triton_worker")
-    return (lambda w: worker.device_function("gumbel", w)), (lambda t: worker.device_function("mass", t))
+    return on_device(device_functions.gumbel), on_device(device_functions.mass)
 
 
 def bits(x):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rowseed.kernels import fused
 from rowseed.kernels.sampling import Gather, sample
 from rowseed.kernels.streams import INACTIVE, SEEDED, RowStreams
 
@@ -168,17 +169,17 @@ def test_strided_logits_and_outputs(backend, lines):
 
 
 @pytest.mark.parametrize("V", [1, 2, 3, 5, 31, 127, 1000, 3073])
-def test_awkward_vocabularies_agree(lines, triton_worker, V):
+def test_awkward_vocabularies_agree(lines, triton_backend, V):
     logits = batch(2, V=V)
     streams = lines((11, 2), (None, 0))
     for kwargs in (dict(top_k=V // 2), dict(top_p=0.7), dict(top_k=V + 3, top_p=0.0)):
         expected = sample(logits, streams, **kwargs)
-        assert torch.equal(triton_worker.sample(logits, streams, **kwargs), expected)
+        assert torch.equal(triton_backend.sample(logits, streams, **kwargs), expected)
         assert (expected < V).all()
 
 
 @pytest.mark.parametrize(("V", "dtype"), [(8193, torch.float32), (20000, torch.bfloat16)])
-def test_wide_vocabularies_agree(lines, triton_worker, V, dtype):
+def test_wide_vocabularies_agree(lines, triton_backend, V, dtype):
     """Past one block: a NaN and ties across chunks, every filter, a greedy row."""
     logits = batch(3, V=V, dtype=dtype)
     logits[0, V - 1], logits[1, 5] = math.inf, math.nan
@@ -191,7 +192,7 @@ def test_wide_vocabularies_agree(lines, triton_worker, V, dtype):
     expected_status = torch.zeros(3, dtype=torch.int32)
     status = torch.full((3,), POISON, dtype=torch.int32)
     expected = sample(logits, streams, status=expected_status, **kwargs)
-    assert torch.equal(triton_worker.sample(logits, streams, status=status, **kwargs), expected)
+    assert torch.equal(triton_backend.sample(logits, streams, status=status, **kwargs), expected)
     assert expected_status.tolist() == status.tolist() == [2, 1, 0]
     assert expected[0] == V - 1
 
@@ -301,7 +302,7 @@ REFUSED = [
     (dict(top_p=torch.ones(2).half()), TypeError, "top_p must be float32, got torch.float16"),
     (dict(codebook=-1), ValueError, r"codebook must be in \[0, 65535\] for 1 .* got -1"),
     (dict(codebook=65536), ValueError, r"codebook must be in \[0, 65535\] for 1 .* got 65536"),
-    (dict(logits=torch.zeros(2, 3, 8), codebook=65534), ValueError, r"codebook must be in \[0, 65533\] for 3"),
+    (dict(logits=torch.zeros(2, 3, 8), codebook=65534), ValueError, r"must be in \[0, 65533\] for 3"),
     (dict(codebook=1.0), TypeError, "codebook must be an integer, got 1.0"),
     (dict(out=torch.zeros(2).int()), TypeError, "out must be int64, got torch.int32"),
     (dict(out=torch.zeros(2, 1).long()), ValueError, r"out must have shape \[2\], got \[2, 1\]"),
@@ -341,8 +342,8 @@ def test_gather_takes_one_code_a_row():
         sample(LOGITS[:, None], LINES, gather=GATHER)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without a GPU")
-def test_triton_on_the_cpu_is_refused_by_name():
+def test_triton_on_the_cpu_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(fused, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"backend must be 'torch' for CPU tensors, got 'triton'.*INTERPRET"):
         sample(LOGITS, LINES, backend="triton")
 
