@@ -279,9 +279,7 @@ def make_checkpoint(folder: Path) -> Path:
     text_tokenizer().save_pretrained(partial)
 
     codec = Qwen3TTSTokenizerV2Config(encoder_config=CODEC_ENCODER, decoder_config=CODEC_DECODER)
-    save_file(
-        codec_weights(codec, generator), codec_folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file(codec_weights(codec, generator), codec_folder / "model.safetensors", metadata={"format": "pt"})
     architecture = {"architectures": ["Qwen3TTSTokenizerV2Model"]}
     write_json(codec_folder / "config.json", json.loads(codec.to_json_string(use_diff=False)) | architecture)
     write_json(codec_folder / "preprocessor_config.json", FEATURE_EXTRACTOR)
