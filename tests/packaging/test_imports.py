@@ -95,7 +95,8 @@ def test_the_sampler_needs_torch_triton_and_numpy_only() -> None:
 
 def test_the_blocker_blocks() -> None:
     code = BLOCKER.format(blocked="{'numpy'}") + (
-        "try:\n    import rowseed.kernels.streams\nexcept ModuleNotFoundError as error:\n    print(error.name)"
+        "try:\n    import rowseed.kernels.streams\n"
+        "except ModuleNotFoundError as error:\n    print(error.name)"
     )
     assert python(code).startswith("numpy")
 
