@@ -7,6 +7,7 @@ integers.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,13 +25,16 @@ def check_request(extra_args: Any) -> None:
     _client_errors(read_row, extra_args, Parameters())
 
 
-def check_sampling_params(params: Any) -> None:
-    """Check ``seed`` and ``extra_args`` of one stage's parameters, a mapping or an object."""
-    get = params.get if isinstance(params, Mapping) else functools.partial(_attribute, params)
-    seed = get("seed")
+def check_sampling_params(params: Any, *, int64_seed: bool = False) -> None:
+    """Check ``seed`` and ``extra_args`` of one stage's parameters, a mapping or an object.
+
+    ``int64_seed``: the stage's own sampler keeps ``seed`` as int64 (vLLM's V2 runner), and a larger one would
+    end the engine.
+    """
+    seed = _get(params, "seed")
     if seed is not None:
-        _client_errors(check_seed, seed, "seed")
-    check_request(get("extra_args"))
+        _client_errors(_check_int64_seed if int64_seed else check_seed, seed, "seed")
+    check_request(_get(params, "extra_args"))
 
 
 def guard_resolve(resolve: Callable) -> Callable:
@@ -42,8 +46,9 @@ def guard_resolve(resolve: Callable) -> Callable:
             given = sampling_params_list
         else:
             given = [] if sampling_params_list is None else [sampling_params_list]
-        for params in given:
-            check_sampling_params(params)
+        stages = getattr(getattr(self, "engine", None), "stage_configs", None) or []
+        for params, stage in itertools.zip_longest(given, stages[: len(given)]):
+            check_sampling_params(params, int64_seed=_runs_v2(stage))
         return resolve(self, sampling_params_list, allow_delta_coercion)
 
     return resolve_sampling_params_list
@@ -89,5 +94,16 @@ def _client_errors(check: Callable, *args: Any) -> None:
         raise OmniClientError(str(error)) from error
 
 
-def _attribute(params: Any, name: str) -> Any:
-    return getattr(params, name, None)
+def _check_int64_seed(seed: Any, name: str) -> None:
+    check_seed(seed, name)
+    if seed >= 2**63:
+        raise ValueError(f"{name} must be below 2**63 with the V2 model runner, got {seed!r}")
+
+
+def _runs_v2(stage: Any) -> bool:
+    configs = (_get(stage, name) for name in ("model_config", "engine_args"))
+    return any(_get(config, "use_v2_model_runner") is True for config in configs)
+
+
+def _get(of: Any, name: str) -> Any:
+    return of.get(name) if isinstance(of, Mapping) else getattr(of, name, None)

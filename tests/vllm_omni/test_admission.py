@@ -92,6 +92,16 @@ def test_the_clients_door_refuses_bad_seeds(seed):
             client().resolve_sampling_params_list([bad, params()])
 
 
+def test_the_v2_runners_sampler_takes_only_int64_seeds():
+    v2 = SimpleNamespace(model_config=SimpleNamespace(use_v2_model_runner=True))
+    v1 = SimpleNamespace(engine_args={"use_v2_model_runner": False})
+    base = client()
+    base.engine.stage_configs = [v2, v1]
+    with pytest.raises(OmniClientError, match=r"seed must be below 2\*\*63"):
+        base.resolve_sampling_params_list([params(2**63), params()])
+    base.resolve_sampling_params_list([params(2**63 - 1, tts_local_seed=2**63), params(2**63)])
+
+
 def test_the_clients_door_passes_good_lists_and_defaults():
     given = [params(7, tts_local_seed=7, subtalker_top_k=3), params()]
     assert list(client().resolve_sampling_params_list(given)) == given
