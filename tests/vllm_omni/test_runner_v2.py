@@ -11,6 +11,7 @@ from vllm.config import CUDAGraphMode
 from vllm_omni.worker_v2.model_states.omni_model_state import OmniModelState
 
 from rowseed.kernels.streams import SEEDED
+from rowseed.vllm_omni.model_executor.models.qwen3_tts.code_predictor import SeededCodePredictor
 
 SLOTS, PROMPT_LEN = 8, 4
 
@@ -146,6 +147,27 @@ def test_seeded_batches_use_the_graph_with_padding(talker, monkeypatch):
         assert runner.step([0, 1, 2], bucket=4) == expected
         assert runner.state._mtp_runner.calls == 1
     assert talker.talker_mtp_row_streams.tensor[0, 2] == 3
+
+
+def test_loading_warms_the_mtp(talker, monkeypatch):
+    calls = []
+    monkeypatch.setattr(UpstreamTalker, "load_weights", lambda self, weights: {"loaded"})
+    monkeypatch.setattr(type(talker.code_predictor), "forward", _recording(calls))
+    assert talker.load_weights(iter(())) == {"loaded"}
+    assert calls == [1]
+    talker._use_v2_model_runner = False  # the V1 runner warms it once the graphs' buffers are bound
+    talker.load_weights(iter(()))
+    assert calls == [1]
+
+
+def _recording(calls):
+    forward = SeededCodePredictor.forward
+
+    def recorded(self, layer0_code, **kwargs):
+        calls.append(layer0_code.shape[0])
+        return forward(self, layer0_code, **kwargs)
+
+    return recorded
 
 
 def test_a_reused_id_starts_again(talker):

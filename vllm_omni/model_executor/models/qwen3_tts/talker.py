@@ -5,7 +5,7 @@ has a hook before its MTP, ``preprocess_decode_batch_mrv2``, and the talker pack
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,6 +137,21 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
 
     # The V2 runner calls `mtp`; the base class's alias is bound to the base class's function.
     mtp = talker_mtp
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """vLLM-Omni's loading; for the V2 runner, which has no hook of its own for it, then a warm-up."""
+        loaded = super().load_weights(weights)
+        if self._use_v2_model_runner:
+            self._warm_up()
+        return loaded
+
+    def _warm_up(self) -> None:
+        streams = self.talker_mtp_row_streams
+        rows = {1} if streams.device.type == "cpu" else {1, streams.max_rows}
+        for n in sorted(rows):
+            ids = torch.zeros(n, dtype=torch.long, device=streams.device)
+            zeros = torch.zeros(n, self.mtp_hidden_size, dtype=self._embedding_dtype, device=streams.device)
+            self.talker_mtp(ids, zeros, zeros, zeros, streams=streams.pack([0] * n, [0] * n))
 
     @staticmethod
     def get_mtp_seed(sampling_params: Any) -> None:
