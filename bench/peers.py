@@ -23,6 +23,9 @@ from rowseed.kernels.streams import RowStreams
 SEED = 1000
 """Row r's seed is SEED + r."""
 
+DRY_RUN = "ROWSEED_BENCH_DRY_RUN"
+"""Set to 1 in the environment of a dry run, beside TRITON_INTERPRET."""
+
 EPS = 1e-20
 """Ends of the interval from which vLLM-Omni 0.30 draws its uniforms."""
 
@@ -421,8 +424,8 @@ SAMPLERS: tuple[type[Sampler], ...] = (
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels (set before triton is imported)."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    """Whether this is a dry run, in which Triton's interpreter runs the kernels (bench/sampler.py says so)."""
+    return os.environ.get(DRY_RUN) == "1"
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from triton.runtime.errors import InterpreterError
 sys.path.append(str(Path(__file__).parent))  # for `python bench/sampler.py` and `-m bench.sampler` alike
 
 from gate import Expected, WrongError
-from peers import SAMPLERS, Case, Rowseed, Sampler, Unavailable, interpreted
+from peers import DRY_RUN, SAMPLERS, Case, Rowseed, Sampler, Unavailable, interpreted
 from records import Record, write_json
 from timing import CudaClock, HostClock, PretendedClock
 
@@ -195,7 +195,7 @@ def dry_run() -> int:
     if not interpreted():
         # The interpreter must be chosen before triton is imported.
         command = [sys.executable, __file__, "--dry-run"]
-        return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}).returncode
+        return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1", DRY_RUN: "1"}).returncode
     console = Console()
     bench = Bench(torch.device("cpu"), PretendedClock(), draws=2, console=console)
     bench.run_all(cases := grid("dry"))

@@ -120,7 +120,7 @@ class PretendedClock(CudaClock):
     """CudaClock's code on a CPU, for a dry run: one sample, nothing captured. Its times mean nothing."""
 
     calls_a_frame = 2
-    warm_ups = 1
+    warm_ups = 0
 
     def __init__(self) -> None:
         super().__init__(samples=1, cuda=_pretended_cuda(), device="cpu")

@@ -1,0 +1,126 @@
+"""Every bench, one after another: raw results, plots, README's tables, and a short table last.
+
+    python bench/all.py [--quick] [--only NAME ...] [--out FOLDER]
+
+Results go to bench/results/<device>/, and README's tables are written from there; with --quick
+or --out they go elsewhere and README stays as it is.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+sys.path.append(str(Path(__file__).parent))  # for `python bench/all.py` and `-m bench.all` alike
+
+import plot
+import tables
+from records import ROOT, device_folder, environment, write_csv
+
+HERE = Path(__file__).resolve().parent
+
+BUDGET_S = {"full": 540, "quick": 110}
+"""All benches together. What is left at a bench's start is the most that it may take."""
+
+
+class Part(NamedTuple):
+    name: str
+    limit_s: int
+    quick_limit_s: int
+
+
+PARTS = (
+    Part("static", 150, 40),
+    Part("flips", 90, 30),
+    Part("sampler", 240, 40),
+    Part("host", 60, 20),
+    Part("frame", 180, 40),
+    Part("server", 240, 0),  # an engine's start alone takes most of a quick run's time
+)
+
+
+def run_part(part: Part, quick: bool, seconds: float, console: Console) -> list[dict] | str:
+    """The bench's records, or why there are none."""
+    script = HERE / f"{part.name}.py"
+    # The benches import one another by name, also where PYTHONSAFEPATH keeps a script's folder off the path.
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "records.json"
+        command = [sys.executable, str(script), "--json", str(file), *(["--quick"] if quick else [])]
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return f"not done within {seconds:.0f} s"
+        if status:
+            return f"exit status {status}"
+        return json.loads(file.read_text())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="under two minutes; results go to out/bench")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
+    )
+    parser.add_argument("--out", type=Path, help="folder for the results of this device")
+    options = parser.parse_args(arguments)
+    console = Console()
+    kept = not options.quick and options.out is None
+    folder = device_folder() if kept else options.out or ROOT / "out" / "bench" / device_folder().name
+    where = environment()
+    kind = (
+        f"a GPU, driver {where['driver']}"
+        if torch.cuda.is_available()
+        else "a CPU: what needs a GPU is skipped"
+    )
+    console.print(f"{where['device']} ({kind}); commit {where['commit'] or 'unknown'}", highlight=False)
+
+    end = time.monotonic() + BUDGET_S["quick" if options.quick else "full"]
+    outcome: dict[str, tuple[str, float]] = {}
+    chosen = [part for part in PARTS if part.name in options.only]
+    for index, part in enumerate(chosen, 1):
+        limit = part.quick_limit_s if options.quick else part.limit_s
+        if not limit:
+            outcome[part.name] = ("left out of a quick run", 0)
+            continue
+        console.rule(f"[{index}/{len(chosen)}] {part.name}: {tables.WHAT[part.name]}")
+        start = time.monotonic()
+        result = run_part(part, options.quick, max(10, min(limit, end - start)), console)
+        took = time.monotonic() - start
+        if isinstance(result, str):
+            outcome[part.name] = (f"FAILED: {result}", took)
+        else:
+            write_csv(folder / f"{part.name}.csv", part.name, result, where)
+            outcome[part.name] = (f"{len(result)} points", took)
+    plot.draw(folder)
+    if kept:
+        tables.update(ROOT / "README.md", tables.text())
+
+    table = Table(title=f"results in {folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder}")
+    for column, justify in (("bench", "left"), ("outcome", "left"), ("s", "right"), ("in short", "left")):
+        table.add_column(column, justify=justify)
+    for name, (text, took) in outcome.items():
+        table.add_row(name, text, f"{took:.0f}", tables.in_short(name, folder))
+    console.print(table)
+    return 1 if any(text.startswith("FAILED") for text, _ in outcome.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
