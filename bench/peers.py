@@ -424,7 +424,7 @@ SAMPLERS: tuple[type[Sampler], ...] = (
 
 
 def interpreted() -> bool:
-    """Whether this is a dry run, in which Triton's interpreter runs the kernels (bench/sampler.py says so)."""
+    """Whether this is a dry run, in which Triton's interpreter runs the kernels (bench/sampler.py)."""
     return os.environ.get(DRY_RUN) == "1"
 
 
