@@ -1,12 +1,9 @@
 """The cached code predictor against the official implementation and vLLM-Omni's."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parent / "support"))
 from predictors import (
     REAL,
     TINY,

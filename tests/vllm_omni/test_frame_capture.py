@@ -1,12 +1,7 @@
 """A frame is one CUDA graph: recorded on a CPU for every batch and parameter, captured on a GPU."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parent / "support"))
 from capture import allocating, differences, record, synchronising
 from predictors import TINY, frame_inputs, make_predictor, randomise
 
