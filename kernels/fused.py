@@ -173,7 +173,14 @@ def _finish(
         "status_row_stride",
         "status_codebook_stride",
     ],
-    do_not_specialize_on_alignment=["out_ptr", "status_ptr", "streams_ptr"],
+    do_not_specialize_on_alignment=[
+        "out_ptr",
+        "status_ptr",
+        "streams_ptr",
+        "temperatures_ptr",
+        "top_ks_ptr",
+        "top_ps_ptr",
+    ],
 )
 def _sample_kernel(
     logits_ptr, row_stride, codebook_stride, V, C,

@@ -1,0 +1,38 @@
+"""What importing the sampler needs, each in a process of its own."""
+
+import subprocess
+import sys
+
+SAMPLE = """
+import torch
+from rowseed.kernels.sampling import sample
+from rowseed.kernels.streams import RowStreams
+packed = RowStreams(1, "cpu", global_seed=0).pack([7], [0])
+codes = sample(torch.zeros(1, 2048), packed)
+assert 0 <= int(codes) < 2048
+"""
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_sampler_imports_neither_vllm_nor_vllm_omni():
+    imported = run(SAMPLE + "import sys; print(*{name.partition('.')[0] for name in sys.modules})").split()
+    assert "triton" in imported
+    assert not {"vllm", "vllm_omni", "scipy", "hypothesis"} & set(imported)
+
+
+def test_the_torch_path_needs_no_triton():
+    run("import sys; sys.modules['triton'] = None" + SAMPLE)
+    refused = """
+from rowseed.kernels import sampling
+try:
+    sampling.sample(torch.zeros(1, 8), packed, backend="triton")
+except ValueError as error:
+    print(error)
+"""
+    message = run("import sys; sys.modules['triton'] = None" + SAMPLE + refused)
+    assert message == "backend must be 'torch' where Triton is not installed, got 'triton'\n"
