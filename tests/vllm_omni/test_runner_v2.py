@@ -196,3 +196,18 @@ def test_a_bad_value_that_got_here_makes_its_row_unseeded(talker, log):
     assert runner.packed(2) == [[0, 0, 0], [5, 0, SEEDED]]
     (line,) = [record.getMessage() for record in log]
     assert "v2-bad" in line and "'abc'" in line
+
+
+def test_bad_logits_are_named_and_counted(talker, log):
+    runner = Runner(talker)
+    for slot, name in enumerate(("v2-fine", "v2-nan")):
+        runner.add(slot, name, tts_local_seed=7)
+    runner.state.intermediate_buffer.buffers[1]["hidden_states"]["last"] *= torch.nan
+    runner.step([0, 1])
+    assert not log, "the V2 runner has no hook between its MTP and its forward pass"
+    last = torch.arange(2)
+    talker.postprocess_batch_mrv2(
+        hidden_states=torch.zeros(2, talker.mtp_hidden_size), last_token_indices=last
+    )
+    (line,) = [record.getMessage() for record in log]
+    assert "v2-nan met NaN logits" in line

@@ -6,6 +6,7 @@ from omni_fakes import GraphWrapper, forward, make_runner, platform_graph_wrappe
 from talkers import UpstreamTalker, make_talker, mtp_inputs
 
 from rowseed.kernels.streams import RowStreams
+from rowseed.vllm_omni.metrics import counters
 from rowseed.vllm_omni.model_executor.models.qwen3_tts import talker as module
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.code_predictor import SeededCodePredictor
 
@@ -133,7 +134,7 @@ def test_stacked_tables_are_shared_with_the_predictor():
 # Through the V1 runner
 
 
-def run_v1(talker, requests, frames, *, subtalker=None, bucket=None, ids=None):
+def run_v1(talker, requests, frames, *, subtalker=None, bucket=None, ids=None, poison=None):
     runner = make_runner(talker, requests, frames=frames, subtalker=subtalker, hidden=talker.mtp_hidden_size)
     if bucket:
         runner._determine_batch_execution_and_padding = make_runner(
@@ -141,6 +142,8 @@ def run_v1(talker, requests, frames, *, subtalker=None, bucket=None, ids=None):
         )._determine_batch_execution_and_padding
         runner.talker_mtp = GraphWrapper(talker.talker_mtp)
     inputs = mtp_inputs(talker, ids or [5] * len(requests))
+    if poison is not None:
+        inputs[2][poison] = torch.nan
     names = ("talker_mtp_input_ids", "talker_mtp_inputs_embeds", "last_talker_hidden", "text_step")
     for name, rows in zip(names, inputs, strict=True):
         getattr(runner, name).gpu[: len(requests)] = rows.to(getattr(runner, name).gpu.dtype)
@@ -170,3 +173,19 @@ def test_v1_a_requests_parameters_reach_its_row_alone():
     stage = run_v1(talker, {"a": seed, "b": seed}, [0, 0], subtalker={"do_sample": False})
     assert torch.equal(stage["b"], greedy["b"])
     assert not torch.equal(stage["a"], plain["a"])
+
+
+def test_v1_a_request_with_bad_logits_is_named_once_and_touches_nobody(log):
+    talker = make_talker(bind=8)
+    seed = {"tts_local_seed": 7}
+    clean = run_v1(talker, {"a": seed, "nan": seed, "c": seed}, [0, 0, 0])
+    flagged = dict(counters().flagged)
+    poison = torch.tensor([False, True, False])
+    for _ in range(2):
+        dirty = run_v1(talker, {"a": seed, "nan": seed, "c": seed}, [0, 0, 0], poison=poison)
+    assert torch.equal(dirty["a"], clean["a"]) and torch.equal(dirty["c"], clean["c"])
+    assert dirty["nan"].min() >= 0 and dirty["nan"].max() < 64
+    (line,) = [record.getMessage() for record in log]
+    assert "request nan met NaN logits" in line
+    assert counters().flagged["nan"] == flagged.get("nan", 0) + 2
+    assert counters().flagged["dead"] == flagged.get("dead", 0) + 2, "its hidden state was NaN throughout"

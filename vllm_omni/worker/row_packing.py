@@ -9,31 +9,12 @@ import torch
 
 from rowseed.vllm_omni.extra_args import Parameters, RowArgs, read_row
 from rowseed.vllm_omni.metrics import counters
+from rowseed.vllm_omni.worker.flagged_rows import FlaggedRows, Once
 
 logger = logging.getLogger("vllm.rowseed")
 
 
-class BadRequests:
-    """Names each request with an unusable value in one log line."""
-
-    KEPT = 1024
-
-    def __init__(self) -> None:
-        self._named: dict[str, None] = {}
-
-    def name(self, request_id: str, error: Exception) -> None:
-        if request_id in self._named:
-            return
-        if len(self._named) >= self.KEPT:
-            self._named.clear()
-        self._named[request_id] = None
-        counters().count_flagged("request")
-        logger.warning(
-            "rowseed: request %s is sampled unseeded, with the stage's parameters: %s", request_id, error
-        )
-
-
-bad_requests = BadRequests()
+_once = Once()
 
 
 def read_request(
@@ -46,7 +27,11 @@ def read_request(
     try:
         return read_row(getattr(sampling_params, "extra_args", None), defaults, seed_arg)
     except (TypeError, ValueError) as error:
-        bad_requests.name(request_id, error)
+        if _once.first(request_id):
+            counters().count_flagged("request")
+            logger.warning(
+                "rowseed: request %s is sampled unseeded, with the stage's parameters: %s", request_id, error
+            )
         return RowArgs(None, 0, defaults)
 
 
@@ -89,6 +74,7 @@ def bind_rows(model: Any, max_rows: int, device: torch.device, *, rank: int, def
 
     model.talker_mtp_row_streams = RowStreams(max_rows, device, rank=rank)
     model.talker_mtp_row_parameters = RowParameters(max_rows, device, **defaults._asdict())
+    model.talker_mtp_flagged_rows = FlaggedRows()
 
 
 def data_parallel_rank(vllm_config: Any) -> int:

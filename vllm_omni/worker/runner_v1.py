@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from rowseed.vllm_omni.extra_args import SEED_ARG, stage_parameters
+from rowseed.vllm_omni.worker.flagged_rows import look_at_flags
 from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows, read_request
 
 SEED_DECLARATION = "talker_mtp_seed_extra_arg"
@@ -131,16 +132,20 @@ def _generator_view(runner: Any, request_ids: list[str]) -> Any:
 class _WithStreams:
     """The MTP, graph-wrapped or not, with the batch's streams: packed here, as the padded size is known."""
 
-    def __init__(self, talker_mtp: Callable, pack: Callable[[int], Any]) -> None:
+    def __init__(self, talker_mtp: Callable, pack: Callable[[int], Any], then: Callable[[], None]) -> None:
         self._talker_mtp = talker_mtp
         self._pack = pack
+        self._then = then
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # the runner pads only what is an instance of the platform's graph wrapper
         return type(self._talker_mtp)
 
     def __call__(self, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._talker_mtp(input_ids, *args, streams=self._pack(int(input_ids.shape[0])), **kwargs)
+        streams = self._pack(int(input_ids.shape[0]))
+        outputs = self._talker_mtp(input_ids, *args, streams=streams, **kwargs)
+        self._then()
+        return outputs
 
 
 def _row_stream_view(runner: Any, request_ids: list[str]) -> Any:
@@ -156,7 +161,7 @@ def _row_stream_view(runner: Any, request_ids: list[str]) -> Any:
     return _View(
         runner,
         requests=_ShownSeeds(runner.requests, {}),
-        talker_mtp=_WithStreams(runner.talker_mtp, pack),
+        talker_mtp=_WithStreams(runner.talker_mtp, pack, lambda: look_at_flags(model, request_ids)),
     )
 
 

@@ -85,6 +85,12 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
         return self._frame
 
     @property
+    def status(self) -> Tensor:
+        """int32 [rows, Q], after a forward: the sampler's status word of each residual code. Valid until the
+        next forward, for the rows that were sampled."""
+        return self.prepare().buffers.status
+
+    @property
     def stacked_codec_embedding(self) -> Tensor:
         """[Q - 1, V, talker hidden]: the residual codebooks' embedding tables, not a copy of them."""
         return self.prepare().weights.embedding
@@ -153,6 +159,7 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
                 top_p=top_p,
                 codebook=codebook,
                 out=out,
+                status=frame.buffers.status[:B, codebook],
                 gather=gather,
             )
 

@@ -216,6 +216,7 @@ class FrameBuffers:
         self.gated = zeros(N, weights.mlp)
         self.logits = zeros(rows, weights.heads[0].weight.shape[0])
         self.codes = zeros(rows, Q, dtype=torch.int64)
+        self.status = zeros(rows, Q, dtype=torch.int32)  # the sampler's, of each code
         self.total = zeros32(rows, A)
 
 

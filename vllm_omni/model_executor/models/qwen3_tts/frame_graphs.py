@@ -90,6 +90,7 @@ class FrameGraphs:
                 top_p=self._top_p[:rows],
                 codebook=codebook,
                 out=out,
+                status=self._frame.buffers.status[:rows, codebook],
                 gather=gather,
             )
 

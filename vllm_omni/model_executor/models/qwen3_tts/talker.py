@@ -5,7 +5,7 @@ has a hook before its MTP, ``preprocess_decode_batch_mrv2``, and the talker pack
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_talker as upstre
 
 from rowseed.vllm_omni.extra_args import SEED_ARG, stage_parameters
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.code_predictor import SeededCodePredictor
+from rowseed.vllm_omni.worker.flagged_rows import look_at_flags
 from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows
 
 _PREDICTOR = "Qwen3TTSTalkerCodePredictorForConditionalGenerationVLLM"
@@ -49,6 +50,8 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
 
     talker_mtp_row_streams: Any = None
     talker_mtp_row_parameters: Any = None
+    talker_mtp_flagged_rows: Any = None
+    _packed_request_ids: Sequence[str] = ()
     _code0_sum: torch.Tensor | None = None  # float32 [D]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -135,8 +138,21 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
         frame_sum = torch.where(invalid, self._code0_sum, self.code_predictor.frame_sum[:rows])
         return embeds + frame_sum.to(self._stacked_codec_embed.dtype) + text, codes
 
+    @property
+    def talker_mtp_status(self) -> torch.Tensor:
+        """int32 [rows, Q]: the sampler's status words of the last frame."""
+        return self.code_predictor.status
+
     # The V2 runner calls `mtp`; the base class's alias is bound to the base class's function.
     mtp = talker_mtp
+
+    def postprocess_batch_mrv2(self, *, hidden_states, last_token_indices):
+        """vLLM-Omni's hook of the V2 runner after the forward pass."""
+        look_at_flags(self, self._packed_request_ids)
+        self._packed_request_ids = []
+        return super().postprocess_batch_mrv2(
+            hidden_states=hidden_states, last_token_indices=last_token_indices
+        )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """vLLM-Omni's loading; for the V2 runner, which has no hook of its own for it, then a warm-up."""
@@ -162,6 +178,7 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
         """vLLM-Omni's decode hook of the V2 runner, called once before the MTP with its rows in order."""
         requests = [(info["req_id"], info.get("sampling_params")) for info in req_infos]
         frames = [info["_omni_num_computed_tokens"] - info["_omni_prompt_len"] for info in req_infos]
+        self._packed_request_ids = [request_id for request_id, _ in requests]
         pack_rows(self, requests, frames, stage_parameters(self._subtalker_sampling_params))
         return super().preprocess_decode_batch_mrv2(
             input_ids=input_ids, input_embeds=input_embeds, req_infos=req_infos
