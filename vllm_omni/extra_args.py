@@ -15,6 +15,7 @@ from rowseed.kernels.streams import check_seed
 SEED_ARG = "tts_local_seed"
 OFFSET_ARG = "tts_local_offset"
 SUBTALKER_PREFIX = "subtalker_"
+PARAMETER_ARGS = frozenset(SUBTALKER_PREFIX + name for name in ("temperature", "top_k", "top_p", "do_sample"))
 
 INT32_MAX = 2**31 - 1
 
@@ -41,27 +42,16 @@ def read_row(extra_args: Any, defaults: Parameters, seed_arg: str | None = SEED_
     Raises:
         TypeError, ValueError: names the key, the value and what is accepted.
     """
-    if not isinstance(extra_args, Mapping) or not extra_args:
+    if not extra_args or not (type(extra_args) is dict or isinstance(extra_args, Mapping)):
         return RowArgs(None, 0, defaults)
-    return RowArgs(
-        read_seed(extra_args, seed_arg),
-        read_base_offset(extra_args),
-        read_parameters(extra_args, defaults),
-    )
-
-
-def read_seed(extra_args: Any, seed_arg: str | None = SEED_ARG) -> int | None:
-    """The seed under ``seed_arg`` as an int64 value, or None."""
-    if not seed_arg or not isinstance(extra_args, Mapping):
-        return None
-    seed = extra_args.get(seed_arg)
-    return None if seed is None else check_seed(seed, seed_arg)
-
-
-def read_base_offset(extra_args: Mapping[str, Any]) -> int:
-    """The offset to add to the frame index, as an int64 value; 0 where none is given."""
+    seed = extra_args.get(seed_arg) if seed_arg else None
     offset = extra_args.get(OFFSET_ARG)
-    return 0 if offset is None else check_seed(offset, OFFSET_ARG)
+    return RowArgs(
+        None if seed is None else check_seed(seed, str(seed_arg)),
+        0 if offset is None else check_seed(offset, OFFSET_ARG),
+        # This runs for every row of every frame, and nearly always there are none.
+        defaults if PARAMETER_ARGS.isdisjoint(extra_args) else read_parameters(extra_args, defaults),
+    )
 
 
 def read_parameters(
