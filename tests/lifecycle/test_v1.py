@@ -1,5 +1,6 @@
 """The V1 runner's life, against each request alone, and two ways of counting frames that must not pass."""
 
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -17,9 +18,10 @@ TestV1Lifecycle.settings = BOUNDED
 
 def counted_by_calls():
     """Offsets as a generator keeps them: how often the request was drawn for."""
-    calls = {}
+    calls_of = weakref.WeakKeyDictionary()
 
     def frames(input_batch, request_ids):
+        calls = calls_of.setdefault(input_batch, {})
         for name in request_ids:
             calls[name] = calls.get(name, -1) + 1
         return np.array([calls[name] for name in request_ids])

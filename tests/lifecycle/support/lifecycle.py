@@ -21,7 +21,8 @@ from rowseed.kernels.sampling import sample
 from rowseed.kernels.streams import INACTIVE, SEEDED, RowStreams
 from rowseed.vllm_omni.extra_args import Parameters, read_row
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.talker import SeededTalker
-from rowseed.vllm_omni.worker.row_packing import bad_requests
+from rowseed.vllm_omni.worker import row_packing
+from rowseed.vllm_omni.worker.flagged_rows import Once
 
 HIDDEN, GROUPS, VOCABULARY = 4, 4, 32
 MAX_ROWS, MAX_TOKENS = 4, 64
@@ -36,9 +37,14 @@ BOUNDED = settings(
 )
 STAGE = Parameters(0.9, 20, 1.0)
 
+NAN_KEYS = (3, 7, 15)
+"""Keys of the requests whose logits hold a NaN."""
+
 _logits = torch.randn(
     VOCABULARY, FRAMES, GROUPS - 1, VOCABULARY, generator=torch.Generator().manual_seed(1)
 ).mul(2)
+
+_logits[list(NAN_KEYS), :, 1, 5] = torch.nan
 
 
 class Predictor(nn.Module):
@@ -47,6 +53,7 @@ class Predictor(nn.Module):
     def __init__(self):
         super().__init__()
         self.stacked_codec_embedding = torch.zeros(GROUPS - 1, VOCABULARY, HIDDEN)
+        self.status = torch.zeros(MAX_ROWS, GROUPS, dtype=torch.int32)
         self.streams, self.frame_sum = None, None
 
     def forward(self, layer0_code, layer0_embed, last_talker_hidden, *, temperature, top_k, top_p, streams):
@@ -57,7 +64,14 @@ class Predictor(nn.Module):
         codes[:, :1] = layer0_code
         logits = _logits[layer0_code[:, 0], frames]
         sample(
-            logits, streams, temperature=temperature, top_k=top_k, top_p=top_p, codebook=1, out=codes[:, 1:]
+            logits,
+            streams,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            codebook=1,
+            out=codes[:, 1:],
+            status=self.status[:rows, 1:],
         )
         self.frame_sum = torch.zeros(rows, HIDDEN)
         return codes
@@ -193,8 +207,10 @@ class Lifecycle(RuleBasedStateMachine):
         self.keys = 0
         self.watched: list[tuple[str, weakref.ref]] = []
         self.used: set[int] = set()
+        self.bad: set[str] = set()
+        self.sampled_nan: set[str] = set()
         self.spoken: dict[tuple[int, int], list[int]] = {}
-        bad_requests._named.clear()
+        row_packing._once = Once()
         # Log records that a handler keeps would hold the refused values.
         logging.getLogger("vllm.rowseed").setLevel(logging.CRITICAL)
 
@@ -215,6 +231,8 @@ class Lifecycle(RuleBasedStateMachine):
         self.keys += 1
         self.waiting.append(request)
         self.watched.append((name, weakref.ref(args)))
+        if dict(args) in BAD:
+            self.bad.add(name)
 
     @rule(chunk=st.integers(1, 4), steps=st.integers(1, 4), paused=st.none() | st.integers(0, MAX_ROWS - 1))
     def step(self, chunk, steps, paused):
@@ -283,6 +301,8 @@ class Lifecycle(RuleBasedStateMachine):
         for row, request in enumerate(rows):
             assert lines[row][2] & INACTIVE == 0
             codes = self.codes(request)
+            if request.key in NAN_KEYS:
+                self.sampled_nan.add(request.name)
             assert codes == alone(request, header, row), (request, row)
             if lines[row][2] & SEEDED:
                 # Whenever the same frame comes again (after a preemption), it is the same.
@@ -294,9 +314,10 @@ class Lifecycle(RuleBasedStateMachine):
     # Invariants
 
     @invariant()
-    def only_bad_requests_are_named(self):
-        named = set(bad_requests._named)
-        assert named <= {name for name, _ in self.watched}
+    def only_the_guilty_are_named(self):
+        """Bad arguments, and rows whose logits hold a NaN; and those as soon as they have had a frame."""
+        assert row_packing._once._met <= self.bad
+        assert self.flagged_rows()._once._met == self.sampled_nan
 
     def teardown(self):
         logging.getLogger("vllm.rowseed").setLevel(logging.NOTSET)
@@ -313,6 +334,15 @@ class Lifecycle(RuleBasedStateMachine):
         finally:
             gc.unfreeze()
             self.stop()
+
+    def flagged_rows(self):
+        return self.talker().talker_mtp_flagged_rows
+
+    def streams(self):
+        return self.talker().talker_mtp_row_streams
+
+    def predictor(self):
+        return self.talker().code_predictor
 
     def swap_rows(self, i, j):
         """Only where the runner can."""

@@ -94,11 +94,8 @@ class V1Lifecycle(Lifecycle):
     def stop(self):
         self.patches.close()
 
-    def streams(self):
-        return self.runner.model.talker_mtp_row_streams
-
-    def predictor(self):
-        return self.runner.model.code_predictor
+    def talker(self):
+        return self.runner.model
 
     def run_step(self, scheduled):
         runner = self.runner

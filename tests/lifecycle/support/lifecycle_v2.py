@@ -69,11 +69,8 @@ class V2Lifecycle(Lifecycle):
     def stop(self):
         self.patches.close()
 
-    def streams(self):
-        return self.model.talker_mtp_row_streams
-
-    def predictor(self):
-        return self.model.code_predictor
+    def talker(self):
+        return self.model
 
     def lines_packed(self, rows):
         return len(rows)  # the hook does not know the padded size
@@ -102,6 +99,8 @@ class V2Lifecycle(Lifecycle):
         self.rows = []
         if self.batch:
             self._preprocess(scheduled)
+            last = torch.zeros(len(self.batch), dtype=torch.long)
+            self.model.postprocess_batch_mrv2(hidden_states=torch.zeros(1, HIDDEN), last_token_indices=last)
         return self.rows
 
     def _preprocess(self, scheduled):
