@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from engine import Speech
+from speech import Speech
 
 QUIETEST_RMS = 0.01  # -40 dB of full scale
 CLIPPED = 0.999
@@ -20,7 +20,7 @@ class Check(NamedTuple):
 def loud(speeches: Sequence[Speech]) -> Check:
     """Every waveform is as loud as speech: comparisons of silence, or of full scale, would show nothing."""
     quietest = min((rms(speech.waveform) for speech in speeches), default=0.0)
-    clipped = max((float(np.mean(np.abs(speech.waveform) >= CLIPPED)) for speech in speeches), default=1.0)
+    clipped = max((clipped_share(speech.waveform) for speech in speeches), default=1.0)
     return Check(
         "every WAV is speech-loud: not silent, not clipped",
         quietest >= QUIETEST_RMS and clipped <= MOST_CLIPPED,
@@ -72,3 +72,8 @@ def differing_codes(one: Speech, other: Speech, first_codebook: int = 0) -> int:
 def rms(waveform: np.ndarray) -> float:
     """Root mean square of float samples; 1 is full scale."""
     return float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64)))) if waveform.size else 0.0
+
+
+def clipped_share(waveform: np.ndarray) -> float:
+    """Share of the samples that are at full scale."""
+    return float(np.mean(np.abs(waveform) >= CLIPPED)) if waveform.size else 0.0

@@ -2,32 +2,14 @@
 
 import dataclasses
 import time
-from typing import NamedTuple
 
 import numpy as np
+from speech import Request, Speech
 from transformers import AutoTokenizer
 from vllm_omni import AsyncOmni
 from vllm_omni.config import register_pipeline
 from vllm_omni.model_executor.models.qwen3_tts.pipeline import QWEN3_TTS_PIPELINE
 from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import Qwen3TTSPromptEmbedsBuilder
-
-
-class Request(NamedTuple):
-    """One line of requests.jsonl. `seed` is an integer, or None for speech that differs each time."""
-
-    text: str
-    language: str = "English"
-    seed: int | None = None
-    voice: str = "vivian"
-
-
-class Speech(NamedTuple):
-    """What one request gave."""
-
-    codes: np.ndarray  # int64 [frames, 16]
-    waveform: np.ndarray  # float32 [samples]
-    sample_rate: int
-    seconds: float  # from submission to the last sample, by the wall clock
 
 
 class SpeechEngine:

@@ -96,7 +96,8 @@ def serve(arguments: argparse.Namespace, console: Console) -> dict:
         # Only here, as they load vLLM, which reads the environment and takes seconds.
         import checks
         import picture
-        from engine import Request, SpeechEngine
+        from engine import SpeechEngine
+        from speech import Request
         from tiny_checkpoint import make_checkpoint
 
         lines = arguments.requests.read_text(encoding="utf-8").splitlines()
