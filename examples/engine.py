@@ -16,11 +16,12 @@ class SpeechEngine:
     """vLLM-Omni's two stages: the talker (text to codes) and the codec (codes to waveform)."""
 
     def __init__(self, model: str, deploy_config: str | None = None):
-        # As published, the pipeline's talker stage keeps its codes to itself; make it a second final output.
+        # As published, the pipeline's talker stage keeps its codes to itself: make them a final output too,
+        # and hand them on whole, as codes that are streamed to the next stage go to that stage alone.
         talker, codec = QWEN3_TTS_PIPELINE.stages
         talker = dataclasses.replace(talker, final_output=True, final_output_type="latent")
         register_pipeline(dataclasses.replace(QWEN3_TTS_PIPELINE, stages=(talker, codec)))
-        self._omni = AsyncOmni(model=model, deploy_config=deploy_config, log_stats=False)
+        self._omni = AsyncOmni(model=model, deploy_config=deploy_config, async_chunk=False, log_stats=False)
         self._tokenizer = AutoTokenizer.from_pretrained(model)
 
     def close(self) -> None:
@@ -29,15 +30,17 @@ class SpeechEngine:
     async def speak(self, request: Request) -> Speech:
         """Serve one request; many may run at once, and the engine batches them."""
         start = time.perf_counter()
+        prompt = self._prompt(request)
         results = {}
         async for output in self._omni.generate(
-            prompt=self._prompt(request),
+            prompt=prompt,
             sampling_params_list=self._sampling_params(request.seed),
             output_modalities=["latent", "audio"],
         ):
             results[output.stage_id] = output.multimodal_output
         seconds = time.perf_counter() - start
-        codes = results[0]["codes"]["audio"].cpu().numpy().astype(np.int64)
+        # One row a position; those of the prompt are zero.
+        codes = results[0]["codes"]["audio"].cpu().numpy().astype(np.int64)[len(prompt["prompt_token_ids"]) :]
         waveform = results[1]["audio"].float().cpu().numpy().reshape(-1)
         return Speech(codes, waveform, int(results[1]["sr"]), seconds)
 
