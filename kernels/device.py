@@ -58,6 +58,22 @@ def words(blocks, seed, offset, domain):
 
 
 @triton.jit
+def word_of(token, seed, offset, domain):
+    """Random words of single tokens, int32 ids of any shape; see ``words``."""
+    zero = token.to(tl.uint32) * 0
+    o0, o1, o2, o3 = philox4x32(
+        zero + offset.to(tl.uint32),
+        zero + (offset >> 32).to(tl.uint32),
+        token.to(tl.uint32) >> 2,
+        zero + domain,
+        zero + seed.to(tl.uint32),
+        zero + (seed >> 32).to(tl.uint32),
+    )
+    odd = (token & 1) != 0
+    return tl.where((token & 2) != 0, tl.where(odd, o3, o2), tl.where(odd, o1, o0))
+
+
+@triton.jit
 def _log2_slope(s):
     p = s * _LOG[7] + _LOG[6]
     for i in tl.static_range(6):

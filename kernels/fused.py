@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rowseed.kernels import noise, philox
+from rowseed.kernels import narrow, noise, philox
 from rowseed.kernels.device import gumbel, mass, order_key, words
 
 ONE_BLOCK = 8192
@@ -67,12 +67,23 @@ def _parameters(
 
 
 @triton.jit
-def _load(logits_ptr, ids, mask):
-    """Raw logits as float32, what the comparisons see of them, and which are live."""
-    raw = tl.load(logits_ptr + ids, mask=mask, other=-_INF).to(tl.float32)
+def _raw(logits_ptr, ids, V):
+    return tl.load(logits_ptr + ids, mask=ids < V, other=-_INF).to(tl.float32)
+
+
+@triton.jit
+def _load(logits_ptr, ids, V):
+    raw = _raw(logits_ptr, ids, V)
+    value, live = _comparable(raw)
+    return raw, value, live
+
+
+@triton.jit
+def _comparable(raw):
+    """What the comparisons see of the logits, and which are live."""
     live = (raw == raw) & (raw != -_INF)
     value = tl.where(raw == _INF, _MAX, raw)
-    return raw, tl.where(live & (value != 0.0), value, 0.0), live
+    return tl.where(live & (value != 0.0), value, 0.0), live
 
 
 @triton.jit
@@ -193,7 +204,7 @@ def _sample_kernel(
     table_ptr, table_stride, D, total_ptr, total_stride,
     next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-    GATHER_BLOCK: tl.constexpr,
+    WARPS: tl.constexpr, VEC: tl.constexpr, GATHER_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) + tl.program_id(2) * _PLANE
@@ -220,15 +231,19 @@ def _sample_kernel(
                 logits_ptr, largest, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, BLOCK
             )  # fmt: skip
     else:
-        ids = tl.arange(0, BLOCK)
-        raw, value, live = _load(logits_ptr, ids, ids < V)
-        flags = _flags(raw)
-        largest, code = _argmax(tl.where(live, value, -_INF), ids, V)
-        if greedy == 0:
-            t = _tempered(value, live, largest, scale)
-            keep = _select(value, live, t, k, p, V, TOP_K, TOP_P)
-            score = tl.where(keep, t + _noise(0, seed, offset, domain, BLOCK), -_INF)
-            _, code = _argmax(score, ids, V)
+        raw = _raw(logits_ptr, tl.arange(0, BLOCK), V)
+        drawn = False
+        code, flags = 0, 0
+        largest = 0.0
+        if TOP_K:
+            if (greedy == 0) & (k > 0) & (k <= 32 * WARPS):
+                code, drawn = narrow.draw(
+                    logits_ptr, raw, k.to(tl.int32), p, scale, seed, offset, domain, TOP_P, WARPS, VEC
+                )  # fmt: skip
+        if drawn == 0:
+            code, largest, flags = _full_row(
+                raw, greedy, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, BLOCK
+            )  # fmt: skip
 
     tl.store(out_ptr, code.to(tl.int64))
     if status_ptr is not None:
@@ -241,13 +256,30 @@ def _sample_kernel(
 
 
 @triton.jit
+def _full_row(
+    raw, greedy, scale, k, p, seed, offset, domain, V,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Any row: thresholds and noise of every token. Its code, its largest logit and status bits 1 and 2."""
+    ids = tl.arange(0, BLOCK)
+    value, live = _comparable(raw)
+    largest, code = _argmax(tl.where(live, value, -_INF), ids, V)
+    if greedy == 0:
+        t = _tempered(value, live, largest, scale)
+        keep = _select(value, live, t, k, p, V, TOP_K, TOP_P)
+        score = tl.where(keep, t + _noise(0, seed, offset, domain, BLOCK), -_INF)
+        _, code = _argmax(score, ids, V)
+    return code, largest, _flags(raw)
+
+
+@triton.jit
 def _wide_greedy(logits_ptr, V, BLOCK: tl.constexpr):
     largest = tl.full([], -_INF, tl.float32)
     code = tl.full([], 0, tl.int32)
     flags = tl.full([], 0, tl.int32)
     for start in range(0, V, BLOCK):
         ids = start + tl.arange(0, BLOCK)
-        raw, value, live = _load(logits_ptr, ids, ids < V)
+        raw, value, live = _load(logits_ptr, ids, V)
         flags |= _flags(raw)
         best, at = _argmax(tl.where(live, value, -_INF), ids, V)
         code = tl.where(best > largest, at, code)
@@ -261,7 +293,7 @@ def _wide_weight(
 ):
     """Sum over a chunk's tokens at or above both keys: of masses, or of ones."""
     ids = start + tl.arange(0, BLOCK)
-    _, value, live = _load(logits_ptr, ids, ids < V)
+    _, value, live = _load(logits_ptr, ids, V)
     keys = tl.where(live, order_key(value), 0)
     counted = live & (keys >= at_least) & (keys >= above)
     if MASSES:
@@ -308,7 +340,7 @@ def _wide_draw(
     code = tl.full([], 0, tl.int32)
     for start in range(0, V, BLOCK):
         ids = start + tl.arange(0, BLOCK)
-        _, value, live = _load(logits_ptr, ids, ids < V)
+        _, value, live = _load(logits_ptr, ids, V)
         keep = live & (tl.where(live, order_key(value), 0) >= at_least)
         t = _tempered(value, live, largest, scale)
         score = tl.where(keep, t + _noise(start, seed, offset, domain, BLOCK), -_INF)
@@ -322,12 +354,20 @@ INTERPRETED = not isinstance(_sample_kernel, triton.runtime.JITFunction)
 """TRITON_INTERPRET=1 was set when this module was imported: the kernel then runs on CPU tensors."""
 
 
-def launch_parameters(vocabulary: int) -> dict[str, int | bool]:
-    """Block and warps for a vocabulary; the same for every batch."""
+def launch_parameters(vocabulary: int, itemsize: int) -> dict[str, int | bool]:
+    """Block and warps for a vocabulary and the logits' bytes an element; the same for every batch."""
     wide = vocabulary > ONE_BLOCK
-    block = min(max(triton.next_power_of_2(vocabulary), 64), 4096 if wide else ONE_BLOCK)
-    warps = 16 if block > 4096 else 8 if block > 2048 else 4
-    return {"BLOCK": block, "WIDE": wide, "GATHER_BLOCK": 1024, "num_warps": warps, "enable_fp_fusion": False}
+    block = min(max(triton.next_power_of_2(vocabulary), 1024), 4096 if wide else ONE_BLOCK)
+    warps = 4
+    return {
+        "BLOCK": block,
+        "WIDE": wide,
+        "WARPS": warps,
+        "VEC": 16 // itemsize,
+        "GATHER_BLOCK": 1024,
+        "num_warps": warps,
+        "enable_fp_fusion": False,
+    }
 
 
 def sample(
@@ -363,5 +403,5 @@ def sample(
         0 if next_table is None else next_table.shape[1],
         next_input, 0 if next_input is None else next_input.stride(0),
         TOP_K=top_ks is not None or 0 < top_k < V, TOP_P=top_ps is not None or top_p < 1.0,
-        **launch_parameters(V),
+        **launch_parameters(V, logits.element_size()),
     )  # fmt: skip
