@@ -76,9 +76,7 @@ class Expected:
         p, below = self.probability.gather(1, ranks.T).T, self.below.gather(1, ranks.T).T
         inside = p > 0
         if (share := 1 - float(inside.double().mean())) > OUTSIDE_LIMIT:
-            raise WrongError(
-                f"{share:.1%} of the draws are not of kept tokens, limit {OUTSIDE_LIMIT:.0%}"
-            )
+            raise WrongError(f"{share:.1%} of the draws are not of kept tokens, limit {OUTSIDE_LIMIT:.0%}")
         random = torch.Generator().manual_seed(5)
         place = (below + p * torch.rand(p.shape, dtype=p.dtype, generator=random))[inside]
         counts = torch.bincount((place * BINS).long().clamp(0, BINS - 1), minlength=BINS).double()

@@ -55,7 +55,7 @@ FP64 = r"D(ADD|MUL|FMA|SETP)\b|v_(add|mul|fma|cmp\w*|cmpx\w*)_f64"
 BARRIERS = r"BAR\.(SYNC|RED)|BAR$|s_barrier"
 
 
-OFF_PATH = ("_full_row", "_wide_greedy", "_wide_draw")
+OFF_PATH = ("_any_row",)
 """The sampler's functions that the described case does not run."""
 
 TRIPS = {"_threshold": 32, "_find": 0, "_nucleus": 7}
@@ -169,7 +169,7 @@ def our_records(target: str, quick: bool):
     from rowseed.kernels import fused
 
     for vocab, dtype, top_p in our_cases(quick):
-        options = fused.launch_parameters(vocab, 4 if dtype == "fp32" else 2)
+        options = fused.launch_parameters(vocab, 4 if dtype == "fp32" else 2, target.startswith("gfx"))
         arguments = our_arguments(vocab, dtype, top_p) | {
             "TOP_K": constant(True),
             "TOP_P": constant(top_p < 1.0),

@@ -13,7 +13,7 @@ from rowseed.kernels import narrow, noise, philox
 from rowseed.kernels.device import gumbel, mass, order_key, words
 
 ONE_BLOCK = 8192
-"""The largest vocabulary that a program holds in registers; wider ones are read in chunks."""
+"""The largest vocabulary that a program holds in registers to find the candidates of top-k."""
 
 PLANE = 32768
 """Codebooks along the grid's second axis, which holds 65535 programs at most: one fewer than C may be."""
@@ -203,8 +203,9 @@ def _sample_kernel(
     status_ptr, status_row_stride, status_codebook_stride,
     table_ptr, table_stride, D, total_ptr, total_stride,
     next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
-    WARPS: tl.constexpr, VEC: tl.constexpr, GATHER_BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr,
+    BLOCK: tl.constexpr, VEC: tl.constexpr, GROUPS: tl.constexpr,
+    CHUNK: tl.constexpr, ONE_CHUNK: tl.constexpr, GATHER_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) + tl.program_id(2) * _PLANE
@@ -224,26 +225,17 @@ def _sample_kernel(
     scale = tl.div_rn(tl.full([], _LOG2E, tl.float32), tl.where(greedy, 1.0, temperature))
     seed, offset, domain = _stream(streams_ptr, row, codebook + c)
 
-    if WIDE:
-        largest, code, flags = _wide_greedy(logits_ptr, V, BLOCK)
-        if greedy == 0:
-            code = _wide_draw(
-                logits_ptr, largest, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, BLOCK
+    code, largest, flags, drawn = 0, 0.0, 0, False
+    if TOP_K and BLOCK > 0:
+        if (greedy == 0) & (k > 0) & (k <= 32 * GROUPS):
+            raw = _raw(logits_ptr, tl.arange(0, BLOCK), V)
+            code, drawn = narrow.draw(
+                logits_ptr, raw, k.to(tl.int32), p, scale, seed, offset, domain, TOP_P, GROUPS, VEC
             )  # fmt: skip
-    else:
-        raw = _raw(logits_ptr, tl.arange(0, BLOCK), V)
-        drawn = False
-        code, flags = 0, 0
-        largest = 0.0
-        if TOP_K:
-            if (greedy == 0) & (k > 0) & (k <= 32 * WARPS):
-                code, drawn = narrow.draw(
-                    logits_ptr, raw, k.to(tl.int32), p, scale, seed, offset, domain, TOP_P, WARPS, VEC
-                )  # fmt: skip
-        if drawn == 0:
-            code, largest, flags = _full_row(
-                raw, greedy, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, BLOCK
-            )  # fmt: skip
+    if drawn == 0:
+        code, largest, flags = _any_row(
+            logits_ptr, greedy, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, CHUNK, ONE_CHUNK
+        )  # fmt: skip
 
     tl.store(out_ptr, code.to(tl.int64))
     if status_ptr is not None:
@@ -256,20 +248,31 @@ def _sample_kernel(
 
 
 @triton.jit
-def _full_row(
-    raw, greedy, scale, k, p, seed, offset, domain, V,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
+def _any_row(
+    logits_ptr, greedy, scale, k, p, seed, offset, domain, V,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, ONE_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Any row: thresholds and noise of every token. Its code, its largest logit and status bits 1 and 2."""
-    ids = tl.arange(0, BLOCK)
-    value, live = _comparable(raw)
-    largest, code = _argmax(tl.where(live, value, -_INF), ids, V)
-    if greedy == 0:
-        t = _tempered(value, live, largest, scale)
-        keep = _select(value, live, t, k, p, V, TOP_K, TOP_P)
-        score = tl.where(keep, t + _noise(0, seed, offset, domain, BLOCK), -_INF)
-        _, code = _argmax(score, ids, V)
-    return code, largest, _flags(raw)
+    """Any row at all: thresholds over every token, then the noise of every token.
+
+    Returns the code, the largest logit and status bits 1 and 2.
+    """
+    if ONE_CHUNK:
+        ids = tl.arange(0, CHUNK)
+        raw, value, live = _load(logits_ptr, ids, V)
+        flags = _flags(raw)
+        largest, code = _argmax(tl.where(live, value, -_INF), ids, V)
+        if greedy == 0:
+            t = _tempered(value, live, largest, scale)
+            keep = _select(value, live, t, k, p, V, TOP_K, TOP_P)
+            score = tl.where(keep, t + _noise(0, seed, offset, domain, CHUNK), -_INF)
+            _, code = _argmax(score, ids, V)
+    else:
+        largest, code, flags = _wide_greedy(logits_ptr, V, CHUNK)
+        if greedy == 0:
+            code = _wide_draw(
+                logits_ptr, largest, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, CHUNK
+            )  # fmt: skip
+    return code, largest, flags
 
 
 @triton.jit
@@ -354,18 +357,22 @@ INTERPRETED = not isinstance(_sample_kernel, triton.runtime.JITFunction)
 """TRITON_INTERPRET=1 was set when this module was imported: the kernel then runs on CPU tensors."""
 
 
-def launch_parameters(vocabulary: int, itemsize: int) -> dict[str, int | bool]:
-    """Block and warps for a vocabulary and the logits' bytes an element; the same for every batch."""
-    wide = vocabulary > ONE_BLOCK
-    block = min(max(triton.next_power_of_2(vocabulary), 1024), 4096 if wide else ONE_BLOCK)
-    warps = 4
+def launch_parameters(vocabulary: int, itemsize: int, hip: bool = False) -> dict[str, int | bool]:
+    """How a vocabulary of logits with so many bytes each is laid out; the same for every batch.
+
+    128 threads a row: each of a multiprocessor's four schedulers has one warp of it, and each thread has one
+    candidate. ``bench/NOTES.md`` has the counts of other choices.
+    """
+    block = triton.next_power_of_2(vocabulary)
+    chunk = min(max(block, 64), 2048)
     return {
-        "BLOCK": block,
-        "WIDE": wide,
-        "WARPS": warps,
+        "BLOCK": max(block, 1024) if vocabulary <= ONE_BLOCK else 0,
         "VEC": 16 // itemsize,
+        "GROUPS": 4,
+        "CHUNK": chunk,
+        "ONE_CHUNK": block <= chunk,
         "GATHER_BLOCK": 1024,
-        "num_warps": warps,
+        "num_warps": 2 if hip else 4,
         "enable_fp_fusion": False,
     }
 
@@ -403,5 +410,5 @@ def sample(
         0 if next_table is None else next_table.shape[1],
         next_input, 0 if next_input is None else next_input.stride(0),
         TOP_K=top_ks is not None or 0 < top_k < V, TOP_P=top_ps is not None or top_p < 1.0,
-        **launch_parameters(V, logits.element_size()),
+        **launch_parameters(V, logits.element_size(), torch.version.hip is not None),
     )  # fmt: skip
