@@ -79,7 +79,7 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
                 weights = frame.weights
                 self._outgrown.append(frame.buffers)
                 rows = 1 << (rows - 1).bit_length()
-            self._frame = Frame(weights, FrameBuffers(weights, rows))
+            self._frame = _frame(weights, FrameBuffers(weights, rows))
             if weights.device.type == "cuda" and not _has_full_graphs(self._vllm_config):
                 self._graphs = FrameGraphs(self._frame)
         return self._frame
@@ -174,6 +174,15 @@ class SeededCodePredictor(Qwen3TTSTalkerCodePredictorForConditionalGenerationVLL
         if self._unseeded is None or self._unseeded.tensor.shape[0] <= rows:
             self._unseeded = RowStreams(frame.buffers.rows, frame.weights.device)
         return self._unseeded.pack([None] * rows, [0] * rows)
+
+
+def _frame(weights: FrameWeights, buffers: FrameBuffers) -> Frame:
+    if weights.device.type == "cuda":
+        from .frame_kernels import FusedFrame  # Triton may be missing elsewhere
+
+        if FusedFrame.supports(weights):
+            return FusedFrame(weights, buffers)
+    return Frame(weights, buffers)
 
 
 def _max_rows(vllm_config) -> int:

@@ -224,7 +224,10 @@ Sampler = Callable[[int, Tensor, Tensor, Gather], None]
 
 
 class Frame:
-    """The cached transformer over `weights`, in `buffers`."""
+    """The cached transformer over `weights`, in `buffers`, in torch operators.
+
+    `frame_kernels.FusedFrame` does on a GPU what stands between the matrix products in one kernel each.
+    """
 
     def __init__(self, weights: FrameWeights, buffers: FrameBuffers):
         self.weights, self.buffers = weights, buffers
@@ -289,9 +292,7 @@ class Frame:
             qkv = layer.qkv(y, b.qkv[:N])
             x = layer.o.add_to(x, self._attend(layer, index, qkv, B, position, n))
             self._rms_norm(x, layer.mlp_norm, y)
-            gate, up = layer.gate_up(y, b.gate_up[:N]).chunk(2, -1)
-            torch.ops.aten.silu_(gate)
-            x = layer.down.add_to(x, torch.mul(gate, up, out=b.gated[:N]))
+            x = layer.down.add_to(x, self._gate(layer.gate_up(y, b.gate_up[:N])))
         last = x.view(B, n, -1)[:, -1]
         self._rms_norm(last, w.norm, b.y[:B])
         return head(b.y[:B], b.logits[:B])
@@ -303,6 +304,12 @@ class Frame:
         norm.mul_(self._inv_root).hypot_(self._root_eps)
         torch.div(x, norm, out=out)
         out.mul_(weight)
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up: [N, I]."""
+        gate, up = gate_up.chunk(2, -1)
+        torch.ops.aten.silu_(gate)
+        return torch.mul(gate, up, out=self.buffers.gated[: gate_up.shape[0]])
 
     def _attend(self, layer: LayerWeights, index: int, qkv: Tensor, B: int, position: int, n: int) -> Tensor:
         """Attention of the n new positions over all so far, in float32: [N, H D]."""
