@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV_PYTHON = .venv/bin/python
 MODEL ?=
 PYTEST_ARGS ?=
+# Alone, for its kernels' file: what it depends on pins other versions of torch and the rest.
+BENCH_PEER = sglang-omni==0.1.9
 
 .PHONY: setup run test test-gpu lint types bench soak
 
@@ -28,7 +30,8 @@ types: setup
 	$(VENV_PYTHON) -m mypy
 
 bench: setup
-	$(VENV_PYTHON) bench/all.py $(if $(QUICK),--quick)
+	@$(VENV_PYTHON) -m pip install -qq --no-deps $(BENCH_PEER) || echo "no $(BENCH_PEER): its kernels are skipped"
+	$(VENV_PYTHON) bench/all.py $(if $(QUICK),--quick) $(if $(MODEL),--model $(MODEL))
 
 soak: setup
 	$(VENV_PYTHON) bench/soak.py

@@ -48,14 +48,14 @@ PARTS = (
 )
 
 
-def run_part(part: Part, quick: bool, seconds: float, console: Console) -> list[dict] | str:
+def run_part(part: Part, more: list[str], seconds: float) -> list[dict] | str:
     """The bench's records, or why there are none."""
     script = HERE / f"{part.name}.py"
     # The benches import one another by name, also where PYTHONSAFEPATH keeps a script's folder off the path.
     path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "records.json"
-        command = [sys.executable, str(script), "--json", str(file), *(["--quick"] if quick else [])]
+        command = [sys.executable, str(script), "--json", str(file), *more]
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
         try:
             status = process.wait(seconds)
@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
+    parser.add_argument("--model", help="a Qwen3-TTS CustomVoice model for the server, on a GPU")
     parser.add_argument("--out", type=Path, help="folder for the results of this device")
     options = parser.parse_args(arguments)
     console = Console()
@@ -100,9 +101,15 @@ def main(arguments: list[str] | None = None) -> int:
         if not limit:
             outcome[part.name] = ("left out of a quick run", 0)
             continue
+        if part.name == "server" and on_gpu and not options.model:
+            outcome[part.name] = ("left out: name a model, make bench MODEL=...", 0)
+            continue
         console.rule(f"[{index}/{len(chosen)}] {part.name}: {tables.WHAT[part.name]}")
         start = time.monotonic()
-        result = run_part(part, options.quick, max(10, min(limit, end - start)), console)
+        more = ["--quick"] if options.quick else []
+        if part.name == "server" and options.model:
+            more += ["--model", options.model]
+        result = run_part(part, more, max(10, min(limit, end - start)))
         took = time.monotonic() - start
         if isinstance(result, str):
             outcome[part.name] = (f"FAILED: {result}", took)
