@@ -86,11 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     kept = not options.quick and options.out is None
     folder = device_folder() if kept else options.out or ROOT / "out" / "bench" / device_folder().name
     where = environment()
-    kind = (
-        f"a GPU, driver {where['driver']}"
-        if torch.cuda.is_available()
-        else "a CPU: what needs a GPU is skipped"
-    )
+    on_gpu = torch.cuda.is_available()
+    kind = f"a GPU, driver {where['driver']}" if on_gpu else "a CPU: what needs a GPU is skipped"
     console.print(f"{where['device']} ({kind}); commit {where['commit'] or 'unknown'}", highlight=False)
 
     end = time.monotonic() + BUDGET_S["quick" if options.quick else "full"]
@@ -109,6 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
         more = ["--quick"] if options.quick else []
         if part.name == "server" and options.model:
             more += ["--model", options.model]
+        if part.name == "frame":
+            more += ["--device", "cuda"] if on_gpu else ["--repeats", "3"]
         result = run_part(part, more, max(10, min(limit, end - start)))
         took = time.monotonic() - start
         if isinstance(result, str):
