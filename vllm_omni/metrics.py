@@ -1,22 +1,37 @@
-"""What this process sampled, refused and flagged: plain counters, a log line a minute, Prometheus counters.
+"""What was sampled, refused and flagged: counts a process, a log line a minute, vLLM's Prometheus endpoint.
 
-``ROWSEED_STATS_DIR``: a directory that gets one small JSON file per process (``rowseed-<pid>.json``), written
-at most once a second and at exit, so that a driver can read what its worker processes did.
+Rows are sampled in worker processes, the endpoint is the API server's. With ``PROMETHEUS_MULTIPROC_DIR``
+(vLLM sets it for two or more API servers) prometheus_client carries the counters across. Without it, each
+process writes one small JSON file (``rowseed-<pid>.json``, at most once a second and at exit) into the folder
+``ROWSEED_STATS_DIR``, which the first process makes if nobody named one; a collector in the API server adds
+the files up.
 """
 
 import atexit
 import json
 import logging
 import os
+import shutil
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from rowseed.kernels.philox import SCHEME
 
 logger = logging.getLogger("vllm.rowseed")
 
 LOG_EVERY_S = 60.0
 WRITE_EVERY_S = 1.0
+STATS_DIR = "ROWSEED_STATS_DIR"
+
+ROWS = "rowseed_rows", "Rows sampled, one per request and frame"
+REFUSED = "rowseed_refused_requests", "Requests refused for a bad seed or parameter"
+FLAGGED = "rowseed_flagged_rows", "Rows whose logits or parameters were flagged"
+
+_started = time.time()
 
 
 class Counters:
@@ -27,7 +42,7 @@ class Counters:
         self.unseeded = 0
         self.refused = 0
         self.flagged: dict[str, int] = {}
-        self._logged = (time.monotonic(), 0, 0)
+        self._logged = (time.monotonic(), self.snapshot())
         self._lock = threading.Lock()
         self._writer: threading.Timer | None = None
         self._prometheus = _prometheus_counters()
@@ -42,7 +57,7 @@ class Counters:
                 rows.labels(kind="seeded").inc(seeded)
             if unseeded:
                 rows.labels(kind="unseeded").inc(unseeded)
-        self._log_rows()
+        self._log()
         self._write_soon()
 
     def count_refused(self) -> None:
@@ -50,6 +65,7 @@ class Counters:
         self.refused += 1
         if self._prometheus is not None:
             self._prometheus["refused"].inc()
+        self._log()
         self._write_soon()
 
     def count_flagged(self, kind: str, rows: int = 1) -> None:
@@ -68,23 +84,33 @@ class Counters:
             "flagged": dict(self.flagged),
         }
 
-    def _log_rows(self) -> None:
-        then, seeded, unseeded = self._logged
+    def _log(self) -> None:
+        then, before = self._logged
         now = time.monotonic()
         if now - then < LOG_EVERY_S:
             return
-        self._logged = (now, self.seeded, self.unseeded)
+        counts = self.snapshot()
+        self._logged = (now, counts)
+        flagged = {
+            kind: rows - before["flagged"].get(kind, 0)
+            for kind, rows in counts["flagged"].items()
+            if rows > before["flagged"].get(kind, 0)
+        }
         logger.info(
-            "rowseed: %d seeded and %d unseeded rows in the last %.0f s (%d and %d since start)",
-            self.seeded - seeded,
-            self.unseeded - unseeded,
+            "rowseed: %d seeded and %d unseeded rows (flagged: %s), %d requests refused in the last %.0f s;"
+            " %d and %d rows, %d refused since start",
+            counts["rows"]["seeded"] - before["rows"]["seeded"],
+            counts["rows"]["unseeded"] - before["rows"]["unseeded"],
+            ", ".join(f"{rows} {kind}" for kind, rows in flagged.items()) or "none",
+            counts["refused"] - before["refused"],
             now - then,
-            self.seeded,
-            self.unseeded,
+            counts["rows"]["seeded"],
+            counts["rows"]["unseeded"],
+            counts["refused"],
         )
 
     def _write_soon(self) -> None:
-        directory = os.environ.get("ROWSEED_STATS_DIR")
+        directory = os.environ.get(STATS_DIR)
         if not directory or self._writer is not None:
             return
         with self._lock:
@@ -107,19 +133,81 @@ class Counters:
             logger.warning("rowseed: cannot write %s: %s", path, error)
 
 
+def share_between_processes() -> None:
+    """Name a folder for the counts of this process and those that it will start, where none is named.
+
+    It is removed when this process ends.
+    """
+    if STATS_DIR in os.environ or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="rowseed-")
+    os.environ[STATS_DIR] = folder
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+
+
+class SharedCounts:
+    """Prometheus collector of the counts of this process and of all that write into its folder."""
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
+
+        counts = [counters().snapshot(), *self._others()]
+        yield InfoMetricFamily("rowseed", "Recipe of the random numbers", value={"scheme": str(SCHEME)})
+        rows = CounterMetricFamily(*ROWS, labels=["kind"])
+        for kind in ("seeded", "unseeded"):
+            rows.add_metric([kind], sum(count["rows"][kind] for count in counts))
+        yield rows
+        yield CounterMetricFamily(*REFUSED, value=sum(count["refused"] for count in counts))
+        flagged = CounterMetricFamily(*FLAGGED, labels=["kind"])
+        for kind in sorted({kind for count in counts for kind in count["flagged"]}):
+            flagged.add_metric([kind], sum(count["flagged"].get(kind, 0) for count in counts))
+        yield flagged
+
+    def _others(self) -> Iterator[dict[str, Any]]:
+        """Files of processes that ended stay, so that sums never fall; an earlier run's do not count."""
+        for path in Path(os.environ.get(STATS_DIR, os.devnull)).glob("rowseed-*.json"):
+            try:
+                if path.stem != f"rowseed-{os.getpid()}" and path.stat().st_mtime >= _started:
+                    yield json.loads(path.read_text())
+            except OSError:
+                continue
+
+
+_exposed = False
+
+
+def expose_to_prometheus() -> None:
+    """Put everybody's counts on the endpoint of this process, the API server; once."""
+    global _exposed
+    if _exposed or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        return
+    try:
+        from prometheus_client import REGISTRY
+    except ModuleNotFoundError:
+        return
+    REGISTRY.register(SharedCounts())  # type: ignore[arg-type]
+    _exposed = True
+
+
 _registered: dict[str, Any] = {}
 
 
 def _prometheus_counters() -> dict[str, Any] | None:
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return None
     try:
         from prometheus_client import Counter
     except ModuleNotFoundError:
         return None
     if not _registered:
         _registered.update(
-            rows=Counter("rowseed_rows", "Rows sampled, one per request and frame", ["kind"]),
-            refused=Counter("rowseed_refused_requests", "Requests refused for a bad seed or parameter"),
-            flagged=Counter("rowseed_flagged_rows", "Rows whose logits or parameters were flagged", ["kind"]),
+            rows=Counter(*ROWS, ["kind"]), refused=Counter(*REFUSED), flagged=Counter(*FLAGGED, ["kind"])
         )
     return _registered
 

@@ -1,6 +1,6 @@
 """``vllm.general_plugins`` entry point: joins rowseed to vLLM-Omni, in every process, or says why not.
 
-All or nothing: every target is checked before any is touched. The two that only processes with clients need
+All or nothing: every target is checked before any is touched. Those that only processes with clients need
 are joined when their modules are imported. ``ROWSEED=0`` turns it off.
 """
 
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from rowseed.kernels.philox import SCHEME
+from rowseed.vllm_omni.metrics import expose_to_prometheus, share_between_processes
 from rowseed.vllm_omni.on_import import on_import
 
 # vLLM's logging configuration drops INFO lines of loggers outside its own tree.
@@ -27,6 +29,12 @@ TALKER_ARCHITECTURES = ("Qwen3TTSForConditionalGeneration", "Qwen3TTSTalkerForCo
 
 # Runners of these platforms inherit the V1 runner's methods but not its buffers and graphs.
 FOREIGN_PLATFORMS = ("npu", "xpu", "musa")
+
+GENERATE = (
+    *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request"),
+    *("tokenization_kwargs", "sampling_params_list", "output_modalities", "trace_headers", "priority"),
+    *("data_parallel_rank", "session_id", "reasoning_ended", "reasoning_parser_kwargs", "arrival_time"),
+)
 
 
 class Target(NamedTuple):
@@ -66,9 +74,12 @@ def register() -> None:
     _replace(methods)
     _register_talker(architectures)
     _guard_clients()
+    share_between_processes()
+    expose_to_prometheus()
     logger.info(
-        "rowseed %s joined vllm-omni %s: %s",
+        "rowseed %s (RNG scheme %d) joined vllm-omni %s: %s",
         _own_version(),
+        SCHEME,
         version,
         ", ".join([*architectures, *(f"{target.owner}.{target.method}" for target, _ in methods)]),
     )
@@ -112,6 +123,7 @@ def _runner_targets() -> list[Target]:
 
 def _client_targets() -> list[Target]:
     from rowseed.vllm_omni.admission import guard_create_speech, guard_resolve
+    from rowseed.vllm_omni.fresh_seeds import join_generate
 
     resolve = ("self", "sampling_params_list", "allow_delta_coercion")
     speech = ("self", "request", "raw_request")
@@ -125,6 +137,7 @@ def _client_targets() -> list[Target]:
             speech,
             guard_create_speech,
         ),
+        Target(f"{entry}.async_omni", "AsyncOmni", "generate", GENERATE, join_generate),
     ]
 
 
@@ -152,7 +165,7 @@ def _guard_clients() -> None:
             try:
                 _replace(_unjoined([target], module))
             except UnsupportedError as reason:
-                logger.warning("rowseed does not check the seeds of requests: %s", reason)
+                logger.warning("rowseed does not check or report the seeds of requests: %s", reason)
 
         on_import(target.module, guard)
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 
 import prometheus_client
 import pytest
@@ -15,16 +18,7 @@ def fresh(monkeypatch):
     return metrics.Counters()
 
 
-def exported(name, **labels):
-    return prometheus_client.REGISTRY.get_sample_value(name, labels) or 0.0
-
-
-def test_counts_and_prometheus(fresh):
-    before = {kind: exported("rowseed_rows_total", kind=kind) for kind in ("seeded", "unseeded")}
-    refused, nan = (
-        exported("rowseed_refused_requests_total"),
-        exported("rowseed_flagged_rows_total", kind="nan"),
-    )
+def test_counts(fresh):
     fresh.count_rows(3, 0)
     fresh.count_rows(1, 2)
     fresh.count_refused()
@@ -35,26 +29,90 @@ def test_counts_and_prometheus(fresh):
         "refused": 1,
         "flagged": {"nan": 2},
     }
-    assert exported("rowseed_rows_total", kind="seeded") == before["seeded"] + 4
-    assert exported("rowseed_rows_total", kind="unseeded") == before["unseeded"] + 2
-    assert exported("rowseed_refused_requests_total") == refused + 1
-    assert exported("rowseed_flagged_rows_total", kind="nan") == nan + 2
+
+
+def counts_of(pid, seeded, refused=0, **flagged):
+    return {"pid": pid, "rows": {"seeded": seeded, "unseeded": 1}, "refused": refused, "flagged": flagged}
+
+
+def test_one_api_server_adds_up_the_files_of_the_others(fresh, monkeypatch, tmp_path):
+    """Its own counts, two workers', one of which has ended; not those of an earlier run."""
+    monkeypatch.setenv("ROWSEED_STATS_DIR", str(tmp_path))
+    monkeypatch.setattr(metrics, "_counters", fresh)
+    monkeypatch.setattr(metrics, "WRITE_EVERY_S", 3600)
+    fresh.count_refused()
+    others = counts_of(1, 5, nan=2), counts_of(2, 7, nan=1, inf=4), counts_of(3, 9)
+    for counts in (*others, counts_of(os.getpid(), 100)):
+        (tmp_path / f"rowseed-{counts['pid']}.json").write_text(json.dumps(counts))
+    os.utime(tmp_path / "rowseed-3.json", (1, 1))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(metrics.SharedCounts())
+    value = registry.get_sample_value
+    assert value("rowseed_rows_total", {"kind": "seeded"}) == 12
+    assert value("rowseed_rows_total", {"kind": "unseeded"}) == 2
+    assert value("rowseed_refused_requests_total") == 1
+    assert value("rowseed_flagged_rows_total", {"kind": "nan"}) == 3
+    assert value("rowseed_flagged_rows_total", {"kind": "inf"}) == 4
+    assert value("rowseed_info", {"scheme": "1"}) == 1
+    fresh._writer.cancel()
+
+
+def test_several_api_servers_go_through_prometheus_itself(tmp_path):
+    """PROMETHEUS_MULTIPROC_DIR: what a worker counts, another process exports."""
+    worker = (
+        "from rowseed.vllm_omni.metrics import *; share_between_processes(); expose_to_prometheus();"
+        "counters().count_rows(3, 1); counters().count_flagged('nan');"
+        "import os; assert STATS_DIR not in os.environ"
+    )
+    server = (
+        "from prometheus_client import CollectorRegistry, generate_latest, multiprocess;"
+        "r = CollectorRegistry(); multiprocess.MultiProcessCollector(r); print(generate_latest(r).decode())"
+    )
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    environment.pop("ROWSEED_STATS_DIR", None)
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", worker], env=environment, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", server], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    assert 'rowseed_rows_total{kind="seeded"} 6.0' in out
+    assert 'rowseed_rows_total{kind="unseeded"} 2.0' in out
+    assert 'rowseed_flagged_rows_total{kind="nan"} 2.0' in out
+
+
+def test_the_folder_is_the_first_processs_and_goes_with_it(tmp_path):
+    script = (
+        "import os, subprocess, sys; from rowseed.vllm_omni.metrics import *; share_between_processes();"
+        "folder = os.environ[STATS_DIR]; print(folder);"
+        "child = 'from rowseed.vllm_omni.metrics import *; share_between_processes();'"
+        "'counters().count_rows(1, 0)';"
+        "subprocess.run([sys.executable, '-c', child], check=True); print(len(os.listdir(folder)))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("ROWSEED_STATS_DIR", None)
+    folder, files = subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert folder.startswith(str(tmp_path)) and files == "1"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_line_a_minute_and_none_without_rows(fresh, monkeypatch, log):
     now = [metrics.time.monotonic()]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
     fresh.count_rows(1, 1)
+    fresh.count_flagged("nan", 2)
+    fresh.count_refused()
     now[0] += metrics.LOG_EVERY_S - 1
     fresh.count_rows(1, 0)
     assert not log
     now[0] += 2
     fresh.count_rows(1, 0)
     (line,) = [record.getMessage() for record in log]
-    assert "3 seeded and 1 unseeded rows" in line
+    assert "3 seeded and 1 unseeded rows (flagged: 2 nan), 1 requests refused" in line
     now[0] += metrics.LOG_EVERY_S
     fresh.count_rows(0, 5)
-    assert "0 seeded and 5 unseeded" in log[1].getMessage()
+    assert "0 seeded and 5 unseeded rows (flagged: none), 0 requests refused" in log[1].getMessage()
 
 
 def test_the_stats_file_holds_the_last_counts(fresh, monkeypatch, tmp_path):
@@ -77,6 +135,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(fresh, monkeypatch, tmp_pa
     monkeypatch.setenv("ROWSEED_STATS_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.0)
     fresh.count_rows(1, 0)
-    if fresh._writer is not None:
-        fresh._writer.join(timeout=10)
+    deadline = time.monotonic() + 10
+    while not log and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert any("cannot write" in record.getMessage() for record in log)
