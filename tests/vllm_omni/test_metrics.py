@@ -1,5 +1,6 @@
 """Counters of a process: what is counted, logged a minute, and written for other processes to read."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -15,7 +16,9 @@ from rowseed.vllm_omni import metrics
 @pytest.fixture
 def fresh(monkeypatch):
     monkeypatch.delenv("ROWSEED_STATS_DIR", raising=False)
-    return metrics.Counters()
+    counters = metrics.Counters()
+    yield counters
+    atexit.unregister(counters._write)
 
 
 def test_counts(fresh):
