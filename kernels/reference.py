@@ -72,9 +72,9 @@ def sample(
     words = _words(streams, rows, codebook, C, V, program, token)
     score = torch.where(greedy[program, 0], 0.0, tempered + noise.gumbel(words))
     # The largest score of each program, then the lowest id that has it; nothing alive gives 0.
-    best = torch.full((len(value),), -math.inf, device=device).scatter_reduce(0, program, score, "amax")
+    best = score.new_full((len(value),), -math.inf).scatter_reduce(0, program, score, "amax")
     won = score == best[program]
-    codes = torch.full((len(value),), V, device=device).scatter_reduce(0, program[won], token[won], "amin")
+    codes = token.new_full((len(value),), V).scatter_reduce(0, program[won], token[won], "amin")
     codes = torch.where(codes == V, 0, codes).view(-1, C)
 
     out[rows] = codes

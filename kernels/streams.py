@@ -1,5 +1,6 @@
 """Row streams: the (seed, offset) of every row of a batch, in one device tensor of a fixed address."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -57,7 +58,10 @@ class _Mirror:
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self._asynchronous = device.type != "cpu"
         slots = _RING if self._asynchronous else 1
-        self._hosts = [torch.zeros(shape, dtype=dtype, pin_memory=self._asynchronous) for _ in range(slots)]
+        # vLLM builds models with the accelerator as torch's default device: the host must be named.
+        self._hosts = [
+            torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=self._asynchronous) for _ in range(slots)
+        ]
         self._views = [host.numpy() for host in self._hosts]
         self._copied: list[torch.cuda.Event | None] = [None] * slots
         self._slot = 0
@@ -166,7 +170,8 @@ def _derived_global_seed(rank: int, made_before: int) -> int:
     torch_seed = torch.initial_seed()
     counter = (rank, made_before, 0, SCHEME << 24 | TAG_GLOBAL_SEED << 16)
     key = (torch_seed & 0xFFFFFFFF, torch_seed >> 32 & 0xFFFFFFFF)
-    words = philox4x32(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    on_host = functools.partial(torch.tensor, device="cpu")
+    words = philox4x32(tuple(map(on_host, counter)), tuple(map(on_host, key)))
     return int(words[0]) | int(words[1]) << 32
 
 

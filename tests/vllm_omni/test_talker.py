@@ -9,6 +9,7 @@ from rowseed.kernels.streams import RowStreams
 from rowseed.vllm_omni.metrics import counters
 from rowseed.vllm_omni.model_executor.models.qwen3_tts import talker as module
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.code_predictor import SeededCodePredictor
+from rowseed.vllm_omni.model_executor.models.qwen3_tts.frame_graphs import FrameGraphs
 
 GREEDY = {"do_sample": False}
 IDS = [5, 63, 1]
@@ -189,3 +190,22 @@ def test_v1_a_request_with_bad_logits_is_named_once_and_touches_nobody(log):
     assert "request nan met NaN logits" in line
     assert counters().flagged["nan"] == flagged.get("nan", 0) + 2
     assert counters().flagged["dead"] == flagged.get("dead", 0) + 2, "its hidden state was NaN throughout"
+
+
+def test_loading_under_vllms_default_dtype_changes_nothing():
+    plain, loaded = make_talker(), make_talker()
+    inputs = mtp_inputs(plain, IDS)
+    packed = streams([1, None, 3], [4, 5, 6])
+    expected = plain.talker_mtp(*inputs, streams=packed)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        frame = loaded.code_predictor.prepare(8)
+        loaded._build_stacked_codec_embed()
+        graphs = FrameGraphs(frame, capture=lambda run: run)
+        seen = loaded.talker_mtp(*inputs, streams=packed)
+        rows = [tensor.reshape(3, -1) for tensor in inputs[:3]]
+        codes, _ = graphs.run(rows[0][:, 0], rows[1], rows[2], packed, 0.9, 50, 1.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, seen, expected))
+    assert torch.equal(codes, expected[1])

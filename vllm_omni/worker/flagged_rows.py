@@ -64,7 +64,7 @@ class FlaggedRows:
             self.poll()
         host, copied = self._free.pop() if self._free else (None, None)
         if host is None or host.shape != status.shape or copied is None:
-            host = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
+            host = torch.empty(status.shape, dtype=status.dtype, device="cpu", pin_memory=True)
             copied = torch.cuda.Event()
         host[:rows].copy_(status[:rows], non_blocking=True)
         copied.record()

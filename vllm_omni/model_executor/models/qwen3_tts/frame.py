@@ -233,8 +233,11 @@ class Frame:
         self.weights, self.buffers = weights, buffers
         E, D = weights.norm.shape[0], weights.head_dim
         self._inv_root = E**-0.5
-        self._root_eps = torch.tensor(weights.eps**0.5, device=weights.device)
-        self._root_head_eps = torch.tensor((weights.eps * D) ** 0.5, device=weights.device)
+        # Named, because vLLM loads a model with the model's dtype as torch's default.
+        self._root_eps = torch.tensor(weights.eps**0.5, dtype=torch.float32, device=weights.device)
+        self._root_head_eps = torch.tensor(
+            (weights.eps * D) ** 0.5, dtype=torch.float32, device=weights.device
+        )
 
     def run(self, code0: Tensor, embed: Tensor, hidden: Tensor, sample: Sampler) -> tuple[Tensor, Tensor]:
         """Predict codes 1 .. Q - 1 of B rows.

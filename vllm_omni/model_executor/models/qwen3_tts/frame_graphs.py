@@ -43,9 +43,9 @@ class FrameGraphs:
         self._embed = torch.zeros(rows, hidden, dtype=weights.dtype, device=device)
         self._hidden = torch.zeros_like(self._embed)
         self._streams = torch.zeros(rows + 1, 3, dtype=torch.int64, device=device)
-        self._temperature = torch.zeros(rows, device=device)
+        self._temperature = torch.zeros(rows, dtype=torch.float32, device=device)
         self._top_k = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._top_p = torch.ones(rows, device=device)
+        self._top_p = torch.ones(rows, dtype=torch.float32, device=device)
 
     def run(
         self,
