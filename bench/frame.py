@@ -163,13 +163,14 @@ def compare(ours, theirs, device: str, repeats: int) -> tuple[list[float], list[
 
 
 def reset_peer(predictor, *, compiled: bool) -> None:
-    """vLLM-Omni fixes compilation and dtype at its first frame."""
+    """What `_setup_compile` sets up, without compiling for every batch size up to max_num_seqs."""
     predictor._proj_buf = None
     predictor._bucket_sizes, predictor._bucket_pos_ids = [], {}
-    predictor._compiled_model_fwd = None
-    predictor._setup_compile()
+    predictor._model_dtype = predictor.lm_head[0].weight.dtype
+    predictor._lm_heads_list = list(predictor.lm_head)
+    predictor._codec_embeds_list = list(predictor.model.codec_embedding)
     predictor._compiled_model_fwd = predictor.model.forward
-    if compiled:  # its own options, without the warm-up of every bucket up to max_num_seqs
+    if compiled:
         predictor._compiled_model_fwd = torch.compile(
             predictor.model.forward, dynamic=False, options={"epilogue_fusion": False}
         )

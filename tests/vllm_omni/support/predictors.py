@@ -114,6 +114,6 @@ def their_teacher_forced(predictor: TheirCodePredictor, inputs: tuple[Tensor, ..
     with torch.inference_mode():
         residual = [table(codes[:, i + 1]) for i, table in enumerate(embeddings[:-1])]
         x = predictor.small_to_mtp_projection(torch.stack((hidden, embed, *residual), 1))
-        positions = torch.arange(x.shape[1]).expand(rows, -1)
+        positions = torch.arange(x.shape[1], device=x.device).expand(rows, -1)
         y = predictor.model.forward(x, positions)
         return torch.stack([head(y[:, i + 1]) for i, head in enumerate(predictor.lm_head)], 1).float()

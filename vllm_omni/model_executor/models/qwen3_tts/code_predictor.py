@@ -200,7 +200,9 @@ def _has_full_graphs(vllm_config) -> bool:
 
 def _packs(model: torch.nn.Module) -> bool:
     weight = next(model.parameters())
-    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @contextmanager
