@@ -39,6 +39,8 @@ import types
 import warnings
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parent))  # for `python bench/static.py` and `-m bench.static` alike
+
 import triton
 import walk
 from triton.backends.compiler import GPUTarget
@@ -153,12 +155,14 @@ def our_arguments(vocab: int, dtype: str, top_p: float) -> dict:
         given = name != "top_p" or top_p < 1.0
         arguments[f"{name}s_ptr"] = f"*{kind}:16" if given else constant(None)
         arguments |= {f"{name}_stride": "i32", name: kind}
-    for name, kind in (("out", "i64"), ("status", "i32")):
+    for name, kind in (("out", "i64"), ("status", "i32"), ("logprob", "fp32")):
         arguments |= {
             f"{name}_ptr": f"*{kind}",
             f"{name}_row_stride": "i32",
             f"{name}_codebook_stride": "i32",
         }
+    arguments |= {"logprob_ptr": constant(None), "min_ps_ptr": constant(None)}
+    arguments |= {"min_p_stride": "i32", "min_p": "fp32"}
     for name in ("table", "total", "next_table", "next_input"):
         arguments |= {f"{name}_ptr": constant(None), f"{name}_stride": constant(0)}
     return arguments | {"D": constant(0), "E": constant(0)}
@@ -172,6 +176,7 @@ def our_records(target: str, quick: bool):
         options = fused.launch_parameters(vocab, 4 if dtype == "fp32" else 2, target.startswith("gfx"))
         arguments = our_arguments(vocab, dtype, top_p) | {
             "TOP_K": constant(True),
+            "MIN_P": constant(False),
             "TOP_P": constant(top_p < 1.0),
         }
         for name in fused._sample_kernel.arg_names:

@@ -16,6 +16,7 @@ _MULTIPLIER_0, _MULTIPLIER_1 = map(tl.constexpr, philox.MULTIPLIERS)
 _WEYL_0, _WEYL_1 = map(tl.constexpr, philox.WEYL)
 _ROUNDS = tl.constexpr(philox.ROUNDS)
 _SMALL_WORDS = tl.constexpr(noise.SMALL_WORDS)
+_LN2 = tl.constexpr(noise.LN2)
 _SQRT_HALF_BITS = tl.constexpr(noise.SQRT_HALF_BITS)
 
 
@@ -105,6 +106,28 @@ def gumbel(word):
     race = (e.to(tl.float32) + s * _log2_slope(s)) * -1.0
     e, s = _split(race)
     return (e.to(tl.float32) + s * _log2_slope(s)) * -1.0
+
+
+@triton.jit
+def log2(y):
+    """See ``noise.log2``."""
+    e, s = _split(y)
+    return e.to(tl.float32) + s * _log2_slope(s)
+
+
+@triton.jit
+def log_share(t, total):
+    """Scalars; see ``noise.log_share``."""
+    rest = total
+    shift = tl.full([], 0, tl.int32)
+    for i in tl.static_range(6):
+        bits = 32 >> i
+        more = (rest >> bits) >= 8388608
+        rest = tl.where(more, rest >> bits, rest)
+        shift = tl.where(more, shift + bits, shift)
+    e, s = _split(rest.to(tl.int32).to(tl.float32))
+    log2_total = (e + shift - 30).to(tl.float32) + s * _log2_slope(s)
+    return tl.minimum((t - log2_total) * _LN2, 0.0)
 
 
 @triton.jit

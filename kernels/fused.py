@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from rowseed.kernels import narrow, noise, philox
-from rowseed.kernels.device import gumbel, mass, order_key, words
+from rowseed.kernels.device import gumbel, log2, log_share, mass, order_key, words
 
 ONE_BLOCK = 8192
 """The largest vocabulary that a program holds in registers to find the candidates of top-k."""
@@ -22,6 +22,7 @@ _PLANE = tl.constexpr(PLANE)
 _LOG2E = tl.constexpr(noise.LOG2E)
 _MAX = tl.constexpr(noise.FLOAT32_MAX)
 _INF = tl.constexpr(float("inf"))
+_SMALLEST_MIN_P = tl.constexpr(noise.SMALLEST_MIN_P)
 _GREEDY_BELOW = tl.constexpr(noise.GREEDY_BELOW)
 _SEEDED_DOMAIN = tl.constexpr(philox.SCHEME << 24 | philox.TAG_SEEDED << 16)
 _GLOBAL_DOMAIN = tl.constexpr(philox.SCHEME << 24 | philox.TAG_GLOBAL << 16)
@@ -47,7 +48,7 @@ def _stream(streams_ptr, row, codebook):
 @triton.jit
 def _parameters(
     row, temperatures_ptr, temperature_stride, temperature, top_ks_ptr, top_k_stride, top_k,
-    top_ps_ptr, top_p_stride, top_p,
+    top_ps_ptr, top_p_stride, top_p, min_ps_ptr, min_p_stride, min_p,
 ):  # fmt: skip
     """A row's parameters, from the [B] tensor where there is one; and whether they are out of range."""
     if temperatures_ptr is not None:
@@ -62,8 +63,12 @@ def _parameters(
         p = tl.load(top_ps_ptr + row * top_p_stride)
     else:
         p = tl.full([], top_p, tl.float32)
-    bad = ((t >= 0.0) & (t < _INF) & (p >= 0.0) & (p <= 1.0)) == 0
-    return t, k, p, bad
+    if min_ps_ptr is not None:
+        m = tl.load(min_ps_ptr + row * min_p_stride)
+    else:
+        m = tl.full([], min_p, tl.float32)
+    bad = ((t >= 0.0) & (t < _INF) & (p >= 0.0) & (p <= 1.0) & (m >= 0.0) & (m <= 1.0)) == 0
+    return t, k, p, m, bad
 
 
 @triton.jit
@@ -179,10 +184,14 @@ def _finish(
         "top_k_stride",
         "top_p",
         "top_p_stride",
+        "min_p",
+        "min_p_stride",
         "out_row_stride",
         "out_codebook_stride",
         "status_row_stride",
         "status_codebook_stride",
+        "logprob_row_stride",
+        "logprob_codebook_stride",
     ],
     do_not_specialize_on_alignment=[
         "out_ptr",
@@ -191,6 +200,8 @@ def _finish(
         "temperatures_ptr",
         "top_ks_ptr",
         "top_ps_ptr",
+        "min_ps_ptr",
+        "logprob_ptr",
     ],
 )
 def _sample_kernel(
@@ -199,11 +210,13 @@ def _sample_kernel(
     temperatures_ptr, temperature_stride, temperature,
     top_ks_ptr, top_k_stride, top_k,
     top_ps_ptr, top_p_stride, top_p,
+    min_ps_ptr, min_p_stride, min_p,
     out_ptr, out_row_stride, out_codebook_stride,
     status_ptr, status_row_stride, status_codebook_stride,
+    logprob_ptr, logprob_row_stride, logprob_codebook_stride,
     table_ptr, table_stride, D, total_ptr, total_stride,
     next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
     BLOCK: tl.constexpr, VEC: tl.constexpr, GROUPS: tl.constexpr,
     CHUNK: tl.constexpr, ONE_CHUNK: tl.constexpr, GATHER_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -217,30 +230,45 @@ def _sample_kernel(
         tl.store(out_ptr, tl.full([], 0, tl.int64))
         return
     logits_ptr += row * row_stride + c * codebook_stride
-    temperature, k, p, bad = _parameters(
+    temperature, k, p, min_p, bad = _parameters(
         row, temperatures_ptr, temperature_stride, temperature, top_ks_ptr, top_k_stride, top_k,
-        top_ps_ptr, top_p_stride, top_p,
+        top_ps_ptr, top_p_stride, top_p, min_ps_ptr, min_p_stride, min_p,
     )  # fmt: skip
     greedy = bad | (temperature < _GREEDY_BELOW)
     scale = tl.div_rn(tl.full([], _LOG2E, tl.float32), tl.where(greedy, 1.0, temperature))
     seed, offset, domain = _stream(streams_ptr, row, codebook + c)
 
+    lowest = -_INF
+    if MIN_P:
+        lowest = tl.where(min_p < _SMALLEST_MIN_P, -_INF, log2(tl.maximum(min_p, _SMALLEST_MIN_P)))
+    MASS: tl.constexpr = logprob_ptr is not None
     code, largest, flags, drawn = 0, 0.0, 0, False
+    total = tl.full([], 0, tl.int64)
     if TOP_K and BLOCK > 0:
         if (greedy == 0) & (k > 0) & (k <= 32 * GROUPS):
             raw = _raw(logits_ptr, tl.arange(0, BLOCK), V)
-            code, drawn = narrow.draw(
-                logits_ptr, raw, k.to(tl.int32), p, scale, seed, offset, domain, TOP_P, GROUPS, VEC
+            code, largest, total, drawn = narrow.draw(
+                logits_ptr, raw, k.to(tl.int32), p, lowest, scale, seed, offset, domain,
+                TOP_P, MIN_P, MASS, GROUPS, VEC,
             )  # fmt: skip
     if drawn == 0:
-        code, largest, flags = _any_row(
-            logits_ptr, greedy, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, CHUNK, ONE_CHUNK
+        code, largest, total, flags = _any_row(
+            logits_ptr, greedy, scale, k, p, lowest, seed, offset, domain, V,
+            TOP_K, TOP_P, MIN_P, MASS, CHUNK, ONE_CHUNK,
         )  # fmt: skip
 
     tl.store(out_ptr, code.to(tl.int64))
     if status_ptr is not None:
         flags |= tl.where(largest == -_INF, 4, 0) | tl.where(bad, 8, 0)
         tl.store(status_ptr + row * status_row_stride + c * status_codebook_stride, flags)
+    if logprob_ptr is not None:
+        # A greedy row has no mass: its code was certain.
+        logprob = 0.0
+        if total > 0:
+            value = tl.minimum(tl.load(logits_ptr + code).to(tl.float32), _MAX)
+            t = tl.maximum((value - largest) * scale, -_MAX)
+            logprob = log_share(t, total)
+        tl.store(logprob_ptr + row * logprob_row_stride + c * logprob_codebook_stride, logprob)
     _finish(
         row, code.to(tl.int64), table_ptr, table_stride, D, total_ptr, total_stride,
         next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride, GATHER_BLOCK,
@@ -249,13 +277,15 @@ def _sample_kernel(
 
 @triton.jit
 def _any_row(
-    logits_ptr, greedy, scale, k, p, seed, offset, domain, V,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, ONE_CHUNK: tl.constexpr,
+    logits_ptr, greedy, scale, k, p, lowest, seed, offset, domain, V,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, MASS: tl.constexpr,
+    CHUNK: tl.constexpr, ONE_CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Any row at all: thresholds over every token, then the noise of every token.
 
-    Returns the code, the largest logit and status bits 1 and 2.
+    Returns the code, the largest logit, the mass of what was kept (0 where greedy) and status bits 1 and 2.
     """
+    total = tl.full([], 0, tl.int64)
     if ONE_CHUNK:
         ids = tl.arange(0, CHUNK)
         raw, value, live = _load(logits_ptr, ids, V)
@@ -263,16 +293,21 @@ def _any_row(
         largest, code = _argmax(tl.where(live, value, -_INF), ids, V)
         if greedy == 0:
             t = _tempered(value, live, largest, scale)
+            if MIN_P:
+                live = live & (t >= lowest)
             keep = _select(value, live, t, k, p, V, TOP_K, TOP_P)
+            if MASS:
+                total = tl.sum(tl.where(keep, mass(t), 0).to(tl.int64), 0)
             score = tl.where(keep, t + _noise(0, seed, offset, domain, CHUNK), -_INF)
             _, code = _argmax(score, ids, V)
     else:
         largest, code, flags = _wide_greedy(logits_ptr, V, CHUNK)
         if greedy == 0:
-            code = _wide_draw(
-                logits_ptr, largest, scale, k, p, seed, offset, domain, V, TOP_K, TOP_P, CHUNK
+            code, total = _wide_draw(
+                logits_ptr, largest, scale, k, p, lowest, seed, offset, domain, V,
+                TOP_K, TOP_P, MIN_P, MASS, CHUNK,
             )  # fmt: skip
-    return code, largest, flags
+    return code, largest, total, flags
 
 
 @triton.jit
@@ -292,15 +327,19 @@ def _wide_greedy(logits_ptr, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _wide_weight(
-    logits_ptr, start, at_least, above, largest, scale, V, MASSES: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits_ptr, start, at_least, above, largest, scale, lowest, V,
+    MASSES: tl.constexpr, MIN_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Sum over a chunk's tokens at or above both keys: of masses, or of ones."""
     ids = start + tl.arange(0, BLOCK)
     _, value, live = _load(logits_ptr, ids, V)
     keys = tl.where(live, order_key(value), 0)
     counted = live & (keys >= at_least) & (keys >= above)
+    t = _tempered(value, live, largest, scale)
+    if MIN_P:
+        counted = counted & (t >= lowest)
     if MASSES:
-        weights = mass(_tempered(value, live, largest, scale)).to(tl.int64)
+        weights = mass(t).to(tl.int64)
     else:
         weights = live.to(tl.int64)
     return tl.sum(tl.where(counted, weights, 0), 0)
@@ -308,8 +347,9 @@ def _wide_weight(
 
 @triton.jit
 def _wide_threshold(
-    logits_ptr, target, at_least, largest, scale, V, MASSES: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits_ptr, target, at_least, largest, scale, lowest, V,
+    MASSES: tl.constexpr, MIN_P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     threshold = tl.full([], 0, tl.uint32)
     bit = tl.full([], 0x80000000, tl.uint32)
     for _ in range(32):
@@ -317,40 +357,59 @@ def _wide_threshold(
         bit >>= 1
         total = tl.full([], 0, tl.int64)
         for start in range(0, V, BLOCK):
-            total += _wide_weight(logits_ptr, start, at_least, candidate, largest, scale, V, MASSES, BLOCK)
+            total += _wide_weight(
+                logits_ptr, start, at_least, candidate, largest, scale, lowest, V, MASSES, MIN_P, BLOCK
+            )  # fmt: skip
         threshold = tl.where(total >= target, candidate, threshold)
     return threshold
 
 
 @triton.jit
 def _wide_draw(
-    logits_ptr, largest, scale, k, p, seed, offset, domain, V,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, largest, scale, k, p, lowest, seed, offset, domain, V,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, MASS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at_least = tl.full([], 0, tl.uint32)
     if TOP_K:
         if (k > 0) & (k < V):
-            at_least = _wide_threshold(logits_ptr, k, at_least, largest, scale, V, False, BLOCK)
+            at_least = _wide_threshold(
+                logits_ptr, k, at_least, largest, scale, lowest, V, False, MIN_P, BLOCK
+            )  # fmt: skip
     if TOP_P:
         if p < 1.0:
-            total = tl.full([], 0, tl.int64)
-            for start in range(0, V, BLOCK):
-                total += _wide_weight(logits_ptr, start, at_least, at_least, largest, scale, V, True, BLOCK)
-            bar = _nucleus_bar(total, p)
-            nucleus = _wide_threshold(logits_ptr, bar, at_least, largest, scale, V, True, BLOCK)
+            kept = _wide_mass(logits_ptr, at_least, largest, scale, lowest, V, MIN_P, BLOCK)
+            bar = _nucleus_bar(kept, p)
+            nucleus = _wide_threshold(
+                logits_ptr, bar, at_least, largest, scale, lowest, V, True, MIN_P, BLOCK
+            )  # fmt: skip
             at_least = tl.maximum(at_least, nucleus)
+    total = tl.full([], 0, tl.int64)
+    if MASS:
+        total = _wide_mass(logits_ptr, at_least, largest, scale, lowest, V, MIN_P, BLOCK)
     best = tl.full([], -_INF, tl.float32)
     code = tl.full([], 0, tl.int32)
     for start in range(0, V, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         _, value, live = _load(logits_ptr, ids, V)
-        keep = live & (tl.where(live, order_key(value), 0) >= at_least)
         t = _tempered(value, live, largest, scale)
+        keep = live & (tl.where(live, order_key(value), 0) >= at_least)
+        if MIN_P:
+            keep = keep & (t >= lowest)
         score = tl.where(keep, t + _noise(start, seed, offset, domain, BLOCK), -_INF)
         chunk_best, at = _argmax(score, ids, V)
         code = tl.where(chunk_best > best, at, code)
         best = tl.maximum(best, chunk_best)
-    return code
+    return code, total
+
+
+@triton.jit
+def _wide_mass(logits_ptr, at_least, largest, scale, lowest, V, MIN_P: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.full([], 0, tl.int64)
+    for start in range(0, V, BLOCK):
+        total += _wide_weight(
+            logits_ptr, start, at_least, at_least, largest, scale, lowest, V, True, MIN_P, BLOCK
+        )  # fmt: skip
+    return total
 
 
 INTERPRETED = not isinstance(_sample_kernel, triton.runtime.JITFunction)
@@ -386,9 +445,12 @@ def sample(
     top_ks: torch.Tensor | None,  # int32 or int64 [B]
     top_p: float,
     top_ps: torch.Tensor | None,  # float32 [B]
+    min_p: float,
+    min_ps: torch.Tensor | None,  # float32 [B]
     codebook: int,
     out: torch.Tensor,  # int64 [B, C]
     status: torch.Tensor | None,  # int32 [B, C]
+    logprob: torch.Tensor | None,  # float32 [B, C]
     table: torch.Tensor | None,  # [>= V, D]
     total: torch.Tensor | None,  # float32 [B, D]
     next_table: torch.Tensor | None,  # [>= V, E]
@@ -402,13 +464,16 @@ def sample(
         temperatures, 0 if temperatures is None else temperatures.stride(0), temperature,
         top_ks, 0 if top_ks is None else top_ks.stride(0), top_k,
         top_ps, 0 if top_ps is None else top_ps.stride(0), top_p,
+        min_ps, 0 if min_ps is None else min_ps.stride(0), min_p,
         out, out.stride(0), out.stride(1),
         status, 0 if status is None else status.stride(0), 0 if status is None else status.stride(1),
+        logprob, 0 if logprob is None else logprob.stride(0), 0 if logprob is None else logprob.stride(1),
         table, 0 if table is None else table.stride(0), 0 if table is None else table.shape[1],
         total, 0 if total is None else total.stride(0),
         next_table, 0 if next_table is None else next_table.stride(0),
         0 if next_table is None else next_table.shape[1],
         next_input, 0 if next_input is None else next_input.stride(0),
         TOP_K=top_ks is not None or 0 < top_k < V, TOP_P=top_ps is not None or top_p < 1.0,
+        MIN_P=min_ps is not None or min_p > 0.0,
         **launch_parameters(V, logits.element_size(), torch.version.hip is not None),
     )  # fmt: skip

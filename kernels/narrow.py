@@ -216,14 +216,17 @@ def _nucleus(keep, rank, t, p, GROUPS: tl.constexpr):
 
 @triton.jit
 def _draw_of(
-    value, token, used, largest, k, p, scale, seed, offset, domain, TOP_P: tl.constexpr, GROUPS: tl.constexpr
-):
+    value, token, used, largest, k, p, lowest, scale, seed, offset, domain,
+    TOP_P: tl.constexpr, MIN_P: tl.constexpr, MASS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """The draw among candidates: their logits and ids, one a slot, and which slots are used."""
     # Zeros are added so that -0 counts as +0, here and in the score.
     value += 0.0
     rank = _rank(value)
     keep = used & (rank < k.to(tl.float32))
     t = tl.maximum((value - largest) * scale, -_MAX)
+    if MIN_P:
+        keep = keep & (t >= lowest)
     if TOP_P:  # noqa: SIM102  the first is known when compiling, the second on the device
         if p < 1.0:
             keep = _nucleus(keep, rank, t, p, GROUPS)
@@ -231,21 +234,28 @@ def _draw_of(
     # (score, lowest id) as one integer: a single reduction.
     packed = (_key(score).to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
     best = tl.max(tl.where(keep, packed, -(2**63)), 0)
-    return (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32)
+    total = tl.full([], 0, tl.int64)
+    if MASS:
+        total = tl.sum(tl.where(keep, mass(t), 0).to(tl.int64), 0)
+    return (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32), total
 
 
 @triton.jit
 def draw(
-    logits_ptr, x, k, p, scale, seed, offset, domain,
-    TOP_P: tl.constexpr, GROUPS: tl.constexpr, VEC: tl.constexpr,
+    logits_ptr, x, k, p, lowest, scale, seed, offset, domain,
+    TOP_P: tl.constexpr, MIN_P: tl.constexpr, MASS: tl.constexpr, GROUPS: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """A row's code, and whether it could be drawn here: if not, the code means nothing.
+    """A row's code and largest logit, the mass of what was kept (if asked for), whether it was drawn here.
+
+    If it was not, the rest means nothing.
 
     x: the row as float32 [BLOCK], -inf past its end, and logits_ptr where it came from; 0 < k <= THREADS;
-    scale: log2(e) / temperature; seed, offset, domain: see ``device.words``. A row drawn here has status 0.
+    lowest: log2(min_p); scale: log2(e) / temperature; seed, offset, domain: see ``device.words``.
+    A row drawn here has status 0.
     """
     THREADS: tl.constexpr = 32 * GROUPS
     code = tl.full([], 0, tl.int32)
+    total = tl.full([], 0, tl.int64)
     drawn = False
     bound, top = _first_bound(x, k, GROUPS, VEC)
     if (top >= _LOWEST_KEY) & (top < _INF_KEY):
@@ -254,6 +264,9 @@ def draw(
             token = _token(_pull(words, upto, GROUPS), THREADS, x.shape[0] // THREADS, VEC)
             used = tl.arange(0, THREADS) < n
             value = tl.load(logits_ptr + token, mask=used, other=-_INF).to(tl.float32)
-            code = _draw_of(value, token, used, _value(top), k, p, scale, seed, offset, domain, TOP_P, GROUPS)
+            code, total = _draw_of(
+                value, token, used, _value(top), k, p, lowest, scale, seed, offset, domain,
+                TOP_P, MIN_P, MASS, GROUPS,
+            )  # fmt: skip
             drawn = True
-    return code, drawn
+    return code, _value(top), total, drawn

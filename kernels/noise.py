@@ -37,6 +37,10 @@ EXP = tuple(
 
 LOG2E = float.fromhex("0x1.715476p+0")
 FLOAT32_MAX = float.fromhex("0x1.fffffep+127")
+LN2 = float.fromhex("0x1.62e430p-1")
+SMALLEST_MIN_P = float.fromhex("0x1p-126")
+"""A smaller min_p is off."""
+
 GREEDY_BELOW = float.fromhex("0x1.4f8b58p-17")
 """float32(1e-5): rows with a smaller temperature take the largest logit."""
 
@@ -89,3 +93,26 @@ def mass(t: torch.Tensor) -> torch.Tensor:
     n = d.floor()
     f = d - n  # rounds to 1 for the smallest negative t
     return (_horner(f, EXP) * 2.0**30).to(torch.int64) >> (-n).clamp_max(31.0).to(torch.int64)
+
+
+def log2(y: torch.Tensor) -> torch.Tensor:
+    """log2 of positive normal float32 values, within 2e-7 of it relative to the larger of 1 and itself."""
+    e, s = _split(y)
+    return e.to(torch.float32) + s * _horner(s, LOG)
+
+
+def log_share(t: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Natural logarithm of 2**t over the sum that an int64 total of ``mass`` stands for; at most 0.
+
+    The total's leading 24 bits, cut off below, are what is taken the logarithm of: m = total >> shift with
+    2**23 <= m < 2**24, shift at least 0. With e, s = split(float32(m)) the result is
+    min((t - (float32(e + shift - 30) + s * Q(s))) * LN2, 0), every operation rounded to float32.
+    """
+    rest, shift = total, torch.zeros_like(total)
+    for bits in (32, 16, 8, 4, 2, 1):
+        more = (rest >> bits) >= 1 << 23
+        rest = torch.where(more, rest >> bits, rest)
+        shift = torch.where(more, shift + bits, shift)
+    e, s = _split(rest.to(torch.float32))
+    log2_total = (e + shift - 30).to(torch.float32) + s * _horner(s, LOG)
+    return ((t - log2_total) * LN2).clamp_max(0.0)

@@ -20,9 +20,12 @@ def sample(
     top_ks: torch.Tensor | None,  # int32 or int64 [B]
     top_p: float,
     top_ps: torch.Tensor | None,  # float32 [B]
+    min_p: float,
+    min_ps: torch.Tensor | None,  # float32 [B]
     codebook: int,
     out: torch.Tensor,  # int64 [B, C]
     status: torch.Tensor | None,  # int32 [B, C]
+    logprob: torch.Tensor | None,  # float32 [B, C]
     table: torch.Tensor | None,  # [>= V, D]
     total: torch.Tensor | None,  # float32 [B, D]
     next_table: torch.Tensor | None,  # [>= V, E]
@@ -50,7 +53,8 @@ def sample(
     t = per_program(temperatures, temperature, torch.float32)
     k = per_program(top_ks, top_k, torch.int64)
     p = per_program(top_ps, top_p, torch.float32)
-    bad = ~((t >= 0) & (t < math.inf) & (p >= 0) & (p <= 1))
+    m = per_program(min_ps, min_p, torch.float32)
+    bad = ~((t >= 0) & (t < math.inf) & (p >= 0) & (p <= 1) & (m >= 0) & (m <= 1))
     greedy = bad | (t < noise.GREEDY_BELOW)
     # Not LOG2E / t: torch makes that a reciprocal and a multiply, two roundings.
     scale = torch.full_like(t, noise.LOG2E) / torch.where(greedy, 1.0, t)
@@ -61,6 +65,10 @@ def sample(
     largest = value.amax(-1, keepdim=True)
 
     threshold = torch.where(greedy, largest, _top_k_threshold(value, torch.where(greedy, 0, k)))
+    above = (m >= noise.SMALLEST_MIN_P) & ~greedy
+    if bool(above.any()):
+        lowest = _min_p_threshold(value, largest, scale, torch.where(above, m, 0.0))
+        threshold = torch.maximum(threshold, lowest)
     nucleus = (p < 1) & ~greedy
     if bool(nucleus.any()):
         threshold = _top_p_threshold(value, threshold, largest, scale, torch.where(nucleus, p, 1.0))
@@ -78,6 +86,13 @@ def sample(
     codes = torch.where(codes == V, 0, codes).view(-1, C)
 
     out[rows] = codes
+    if logprob is not None:
+        masses = noise.mass(tempered)
+        total = torch.zeros(len(value), dtype=torch.int64, device=device).index_add_(0, program, masses)
+        t = (value.gather(1, codes.view(-1, 1)) - largest) * scale
+        t = t.clamp_min(-noise.FLOAT32_MAX)[:, 0]
+        drawn = (total > 0) & ~greedy[:, 0]
+        logprob[rows] = torch.where(drawn, noise.log_share(t, total.clamp_min(1)), 0.0).view(-1, C)
     if status is not None:
         flags = raw.isnan().any(-1, keepdim=True) * 1 | (raw == math.inf).any(-1, keepdim=True) * 2
         flags = flags | (largest == -math.inf) * 4 | bad * 8
@@ -95,6 +110,20 @@ def _top_k_threshold(value: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     k = torch.where(on, k, 1)
     top = value.topk(int(k.max())).values
     return torch.where(on, top.gather(-1, k - 1), -math.inf)
+
+
+def _min_p_threshold(
+    value: torch.Tensor,  # [R, V]
+    largest: torch.Tensor,  # [R, 1]
+    scale: torch.Tensor,  # [R, 1]
+    min_p: torch.Tensor,  # [R, 1], 0 where min-p is off
+) -> torch.Tensor:
+    """The smallest value that min-p keeps, -inf where it is off."""
+    on = min_p > 0
+    lowest = noise.log2(torch.where(on, min_p, 1.0))
+    tempered = ((value - largest) * scale).clamp_min(-noise.FLOAT32_MAX)
+    smallest = torch.where((tempered >= lowest) & (value > -math.inf), value, math.inf).amin(-1, keepdim=True)
+    return torch.where(on & (smallest < math.inf), smallest, -math.inf)
 
 
 def _top_p_threshold(

@@ -42,9 +42,11 @@ def sample(
     temperature: float | Tensor = 1.0,
     top_k: int | Tensor | None = 0,
     top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
     codebook: int = 0,
     out: Tensor | None = None,
     status: Tensor | None = None,
+    logprob: Tensor | None = None,
     gather: Gather | None = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -64,10 +66,15 @@ def sample(
         anything from V up: off.
     top_p : Number in [0, 1] or float32 [B]. A token stays if the kept tokens of strictly larger
         value have less than this share of the mass; 1 is off.
+    min_p : Number in [0, 1] or float32 [B]. Between temperature and top-k: a token stays if its probability
+        is at least this share of the largest one's, that is if (x - max x) * log2(e) / temperature is
+        at least ``noise.log2(min_p)``; 0, and anything below 2**-126, is off.
     codebook : Index of the first codebook, 0 <= codebook and codebook + C <= 65536.
     out : int64 [B] or [B, C], any strides, written and returned.
     status : int32 of out's shape: 1 NaN met, 2 +inf met, 4 nothing alive (code 0), 8 temperature or
-        top_p out of range in a tensor (drawn greedily); or-ed.
+        top_p or min_p out of range in a tensor (drawn greedily); or-ed.
+    logprob : float32 of out's shape: natural logarithm of the code's probability among what the filters
+        kept, at this temperature (``noise.log_share``); 0 for a greedy row. Same bits on every backend.
     gather : Epilogue for logits [B, V]: embedding sums and the next step's input.
     backend : "triton", "torch", or None for the device's own.
 
@@ -102,6 +109,11 @@ def sample(
         top_ps = _check_rows("top_p", top_p, (torch.float32,), B, logits.device)
     else:
         top_p_number = _check_number("top_p", top_p, 1.0)
+    min_p_number, min_ps = 0.0, None
+    if isinstance(min_p, Tensor):
+        min_ps = _check_rows("min_p", min_p, (torch.float32,), B, logits.device)
+    else:
+        min_p_number = _check_number("min_p", min_p, 1.0)
     codebook = _check_integer("codebook", codebook)
     if codebook < 0 or codebook + C > CODEBOOKS:
         raise ValueError(f"codebook must be in [0, {CODEBOOKS - C}] for {C} codebook(s), got {codebook}")
@@ -113,6 +125,8 @@ def sample(
         _check_shape("out", out, shape, (torch.int64,), logits.device)
     if status is not None:
         _check_shape("status", status, shape, (torch.int32,), logits.device)
+    if logprob is not None:
+        _check_shape("logprob", logprob, shape, (torch.float32,), logits.device)
     table = total = next_table = next_input = None
     if gather is not None:
         _check_gather(gather, logits)
@@ -120,7 +134,8 @@ def sample(
 
     torch.ops.rowseed.sample(
         logits, streams, temperature_number, temperatures, top_k_number, top_ks, top_p_number, top_ps,
-        codebook, out, status, table, total, next_table, next_input, _resolve(backend, logits.device),
+        min_p_number, min_ps, codebook, out, status, logprob, table, total, next_table, next_input,
+        _resolve(backend, logits.device),
     )  # fmt: skip
     return out
 
@@ -134,9 +149,12 @@ def _run(
     top_ks: Tensor | None,
     top_p: float,
     top_ps: Tensor | None,
+    min_p: float,
+    min_ps: Tensor | None,
     codebook: int,
     out: Tensor,
     status: Tensor | None,
+    logprob: Tensor | None,
     table: Tensor | None,
     total: Tensor | None,
     next_table: Tensor | None,
@@ -148,9 +166,11 @@ def _run(
     if logits.dim() == 2:
         logits, out = logits.unsqueeze(1), out.unsqueeze(1)
         status = None if status is None else status.unsqueeze(1)
+        logprob = None if logprob is None else logprob.unsqueeze(1)
     arguments = (
         logits, streams, float(np.float32(temperature)), temperatures, top_k, top_ks,
-        float(np.float32(top_p)), top_ps, codebook, out, status, table, total, next_table, next_input,
+        float(np.float32(top_p)), top_ps, float(np.float32(min_p)), min_ps, codebook, out, status, logprob,
+        table, total, next_table, next_input,
     )  # fmt: skip
     if backend == "torch":
         reference.sample(*arguments)
@@ -164,8 +184,9 @@ def _run(
 _library = torch.library.Library("rowseed", "FRAGMENT")
 _library.define(
     "sample(Tensor logits, Tensor streams, float temperature, Tensor? temperatures, int top_k,"
-    " Tensor? top_ks, float top_p, Tensor? top_ps, int codebook, Tensor(a!) out, Tensor(b!)? status,"
-    " Tensor? table, Tensor(c!)? total, Tensor? next_table, Tensor(d!)? next_input, str backend) -> ()"
+    " Tensor? top_ks, float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int codebook,"
+    " Tensor(a!) out, Tensor(b!)? status, Tensor(e!)? logprob, Tensor? table, Tensor(c!)? total,"
+    " Tensor? next_table, Tensor(d!)? next_input, str backend) -> ()"
 )
 _library.impl("sample", _run, "CompositeExplicitAutograd")
 
