@@ -203,12 +203,12 @@ def versions() -> dict[str, str]:
 
 
 def show(report: dict, out: Path, console: Console) -> None:
-    table = Table(title=report["model"])
-    table.add_column("WAV")
-    table.add_column("text", no_wrap=True, max_width=44)
+    table = Table(title=report["model"], expand=True)
+    table.add_column("WAV", no_wrap=True)
+    table.add_column("text", no_wrap=True, ratio=1)
     for heading in ("seed", "frames", "RMS", "seconds"):
-        table.add_column(heading, justify="right")
-    table.add_column("codes")
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("codes", no_wrap=True)
     for request in report["requests"]:
         table.add_row(
             request["wav"],
