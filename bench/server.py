@@ -247,6 +247,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--deploy-config", help="YAML for vLLM-Omni (with --model: its own, if not given)")
     parser.add_argument("--seconds", type=float, default=60, help="last start of a level (%(default)s)")
     options = parser.parse_args(arguments)
+    # bench/all.py ends a bench that takes too long; the servers must end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     console = Console()
     on_gpu = torch.cuda.is_available()
     if on_gpu and not options.model:
