@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 sys.path.append(str(Path(__file__).parent))  # for `python bench/plot.py` and `-m bench.plot` alike
 
 from flips import FLOOR
-from records import RESULTS, Record, read_csv
+from records import HOST_COLUMNS, RESULTS, Record, read_csv
 
 STYLE = {
     "figure.dpi": 150,
@@ -52,16 +52,18 @@ def distinct(rows: Iterable[Record], column: str) -> list:
 
 
 class Looks:
-    """A colour and a marker for each name, this project's red and on top, the same in every panel."""
+    """A colour, marker and line for each name, the same in every panel; this project's are red, on top."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        others = iter(zip(OTHERS, MARKERS, strict=True))
+        others, ours = iter(zip(OTHERS, MARKERS, strict=True)), iter(("-", "--", ":"))
         self.of = {}
         for name in names:
-            ours = name.startswith(("rowseed", "ours", "seeded, rowseed"))
-            ours = ours and not any(look["color"] == OURS for look in self.of.values())
-            color, marker = (OURS, "o") if ours else next(others)
-            self.of[name] = {"color": color, "marker": marker, "zorder": 5 if ours else 3, "markersize": 4}
+            if name.startswith("rowseed"):
+                look = {"color": OURS, "marker": "o", "linestyle": next(ours), "zorder": 5}
+            else:
+                color, marker = next(others)
+                look = {"color": color, "marker": marker, "zorder": 3}
+            self.of[name] = {**look, "markersize": 4}
 
 
 def ticks_at(axis, values: Iterable[float]) -> None:
@@ -173,7 +175,7 @@ def static(rows: list[Record]) -> Figure:
 def frame(rows: list[Record]) -> Figure:
     """Milliseconds a frame over the batch, one panel a dtype."""
     dtypes = distinct(rows, "dtype")
-    variants = [key for key in ("mode", "seeded") if any(row.get(key) not in (None, "") for row in rows)]
+    variants = [key for key in ("mode", "peer") if len({row.get(key) for row in rows}) > 1]
     figure, panels = plt.subplots(1, len(dtypes), figsize=(3.9 * len(dtypes) + 2, 3.7), squeeze=False)
     groups = list(dict.fromkeys(tuple(row[key] for key in variants) for row in rows))[:4]
     styles = ("-", "--", ":", "-.")
@@ -193,20 +195,13 @@ def frame(rows: list[Record]) -> Figure:
     return titled(figure, "One MTP frame at real sizes, random weights", rows)
 
 
-HOST_COLUMNS = {
-    "ours_us": "rowseed: pack",
-    "peer_v1_us": "vLLM-Omni V1: generators",
-    "peer_v2_us": "vLLM-Omni V2: fill noise",
-}
-
-
 def host(rows: list[Record]) -> Figure:
     """Host time of a step over its rows, every row seeded."""
     chosen = select(rows, seeded="all") or select(rows, seeded=rows[-1]["seeded"])
     looks = Looks(HOST_COLUMNS.values())
     figure, axes = plt.subplots(figsize=(6.6, 3.7))
     for column, label in HOST_COLUMNS.items():
-        if points := [row for row in chosen if isinstance(row[column], (int, float))]:
+        if points := [row for row in chosen if isinstance(row.get(column), (int, float))]:
             line(axes, points, "rows", column, label, looks.of[label])
     axes.set(xscale="log", yscale="log", xlabel="rows of the step", ylabel="host time of a step (µs), median")
     ticks_at(axes.xaxis, distinct(chosen, "rows"))

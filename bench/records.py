@@ -46,6 +46,15 @@ SCHEMA: dict[str, tuple[str, ...]] = {
 }
 """Keys that each bench's records have at least."""
 
+HOST_COLUMNS = {
+    "ours_us": "rowseed, V2 runner",
+    "ours_v1_us": "rowseed, V1 runner",
+    "peer_v2_us": "vLLM-Omni, V2 runner",
+    "peer_v2_calls_us": "vLLM-Omni, V2, calls alone",
+    "peer_v1_us": "vLLM-Omni, V1 runner",
+}
+"""What the host bench's times are of; bench/host.py says more."""
+
 Record = dict[str, Any]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # for `python bench/tables.py` and `-m bench.tables` alike
 
-from records import RESULTS, ROOT, SCHEMA, Record, read_csv
+from records import HOST_COLUMNS, RESULTS, ROOT, SCHEMA, Record, read_csv
 
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
@@ -60,16 +60,17 @@ def sampler(rows: list[Record]) -> str:
 
 
 def frame(rows: list[Record]) -> str:
-    extra = [key for key in ("mode", "seeded") if any(row.get(key) not in (None, "") for row in rows)]
+    extra = [key for key in ("mode", "peer") if rows[0].get(key)]
     columns = ["dtype", *extra, "batch", "ours_ms", "peer_ms", "ratio", "sampler_launches"]
     names = {"ours_ms": "rowseed, ms", "peer_ms": "vLLM-Omni, ms", "sampler_launches": "sampler launches"}
     return markdown([names.get(c, c) for c in columns], ([row[c] for c in columns] for row in rows))
 
 
 def host(rows: list[Record]) -> str:
-    columns = ["rows", "seeded", "ours_us", "peer_v1_us", "peer_v2_us"]
-    head = ["rows", "seeded", "rowseed, µs", "vLLM-Omni V1, µs", "vLLM-Omni V2, µs"]
-    return markdown(head, ([row[c] for c in columns] for row in rows))
+    columns = [column for column in HOST_COLUMNS if column in rows[0]]
+    head = ["a step on the host, median µs", "seeded", *(HOST_COLUMNS[column] for column in columns)]
+    body = ([f"{row['rows']} rows", row["seeded"], *(row[column] for column in columns)] for row in rows)
+    return markdown(head, body)
 
 
 def server(rows: list[Record]) -> str:
