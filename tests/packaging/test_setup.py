@@ -1,0 +1,90 @@
+"""tools/setup.py: which device, when it works again, and what it leaves alone."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script as a module, working in a folder of its own, installing nothing."""
+    spec = importlib.util.spec_from_file_location("rowseed_setup", ROOT / "tools" / "setup.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "cpu.txt").write_text("numpy\n")
+    (tmp_path / "pyproject.toml").write_text("")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "rowseed.stamp")
+    monkeypatch.setattr(module.venv, "create", lambda *_, **__: None)
+    monkeypatch.setenv("ROWSEED_DEVICE", "cpu")
+    module.installed = []
+    monkeypatch.setattr(module, "install", module.installed.append)
+    return module
+
+
+def test_a_second_run_installs_nothing_and_a_changed_requirement_does(setup: ModuleType) -> None:
+    setup.main()
+    setup.main()
+    assert setup.installed == ["cpu"]
+    (setup.ROOT / "requirements" / "cpu.txt").write_text("numpy==2.3.5\n")
+    setup.main()
+    assert setup.installed == ["cpu", "cpu"]
+
+
+def test_a_failed_run_is_started_afresh(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: str) -> None:
+        (setup.VENV / "half").touch()
+        raise setup.subprocess.CalledProcessError(1, ["pip"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "install", fail)
+        with pytest.raises(SystemExit, match="Set-up failed: pip returned 1"):
+            setup.main()
+    setup.main()
+    assert setup.installed == ["cpu"]
+    assert not (setup.VENV / "half").exists()
+
+
+def test_an_environment_of_someone_elses_is_not_touched(setup: ModuleType) -> None:
+    setup.VENV.mkdir()
+    (setup.VENV / "theirs").touch()
+    with pytest.raises(SystemExit, match="was not made by this script"):
+        setup.main()
+    assert (setup.VENV / "theirs").exists()
+
+
+def test_the_device_is_the_drivers_or_the_one_asked_for(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROWSEED_DEVICE", "nvidia")
+    assert setup.find_device() == "nvidia"
+    monkeypatch.setenv("ROWSEED_DEVICE", "tpu")
+    with pytest.raises(SystemExit, match="ROWSEED_DEVICE must be one of cpu, nvidia, got 'tpu'"):
+        setup.find_device()
+    monkeypatch.delenv("ROWSEED_DEVICE")
+    monkeypatch.setattr(setup, "NVIDIA_DRIVER_FILES", (str(tmp_path / "absent"),))
+    assert setup.find_device() == "cpu"
+    monkeypatch.setattr(setup, "NVIDIA_DRIVER_FILES", (str(tmp_path),))
+    assert setup.find_device() == "nvidia"
+
+
+def test_the_links_lead_to_the_two_folders(setup: ModuleType) -> None:
+    for name in ("kernels", "vllm_omni"):
+        (setup.ROOT / name).mkdir()
+    setup.link_import_root()
+    setup.link_import_root()
+    for name in ("kernels", "vllm_omni"):
+        assert (setup.ROOT / ".ide" / "rowseed" / name).resolve() == setup.ROOT / name
+
+
+def test_every_requirement_is_pinned() -> None:
+    for path in (ROOT / "requirements").glob("*.txt"):
+        for line in path.read_text().splitlines():
+            assert not line or line.startswith("#") or "==" in line, f"{path.name}: {line}"
