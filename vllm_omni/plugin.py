@@ -66,7 +66,7 @@ def register() -> None:
         _check_platform()
         methods = _unjoined(_runner_targets())
         architectures = _architectures()
-    except UnsupportedError as reason:
+    except (UnsupportedError, ImportError) as reason:
         logger.warning("rowseed is not joined, the engine runs without it: %s", reason)
         return
     if not methods and not architectures:
@@ -88,7 +88,10 @@ def register() -> None:
 def _supported_version() -> str:
     from packaging.version import Version
 
-    version = importlib.metadata.version("vllm-omni")
+    try:
+        version = importlib.metadata.version("vllm-omni")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UnsupportedError("vllm_omni is there, but no version of it is known") from error
     if Version(version).release not in SUPPORTED_RELEASES:
         known = ", ".join(".".join(map(str, release)) for release in SUPPORTED_RELEASES)
         raise UnsupportedError(f"vllm-omni {version} is not known to work (known: {known})")

@@ -1,5 +1,6 @@
 """The plugin: joined once, off, and left alone where vLLM-Omni is not what it expects."""
 
+import importlib.metadata
 import logging
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_joins_both_methods_and_the_talker_with_one_line(untouched, log):
     assert all(method.__wrapped__ is before for method, before in zip(methods, untouched[0], strict=True))
     assert set(modules) == {plugin.TALKER.partition(":")[0]}
     (line,) = [record.getMessage() for record in log]
-    assert "vllm-omni 0.30.0" in line
+    assert f"vllm-omni {importlib.metadata.version('vllm-omni')}" in line
     assert all(name in line for name in (*METHODS, *plugin.TALKER_ARCHITECTURES))
 
 
@@ -87,6 +88,14 @@ def test_an_unknown_version_is_named_and_nothing_is_touched(untouched, log, monk
     (record,) = log
     assert record.levelno == logging.WARNING
     assert "0.31.2" in record.getMessage()
+
+
+def test_a_module_that_is_gone_is_named_and_nothing_is_touched(untouched, log, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm_omni.worker.gpu_model_runner", None)
+    plugin.register()
+    assert state() == untouched
+    (record,) = log
+    assert "vllm_omni.worker.gpu_model_runner" in record.getMessage()
 
 
 def test_a_talker_that_moved_is_named_and_nothing_is_touched(untouched, log):

@@ -36,7 +36,7 @@ def make_talker(*, cls=SeededTalker, dtype=torch.float32, subtalker=None, bind=0
     talker.talker_mtp_output_key = ("codes", "audio")
     talker.talker_mtp_graph_safe = talker.has_preprocess = True
     talker.talker_mtp_accepts_per_row_generators = True
-    talker.gpu_resident_buffer_keys = upstream._qwen3_tts_gpu_resident_buffer_keys(True)
+    talker.gpu_resident_buffer_keys = {("codes", "audio"), ("hidden_states", "last")}
     talker.mtp_sample_uniforms = cls is not SeededTalker
     talker.mtp_sample_steps = int(talker.talker_config.num_code_groups) - 1
     talker.mtp_sample_vocab_size = talker._codebook_vocab_size

@@ -59,7 +59,7 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         # Without it the V2 runner would allocate [rows, 15, vocab] of noise and fill it row by row.
         self.mtp_sample_uniforms = False
-        if self._use_v2_model_runner:
+        if self._on_v2():
             bind_rows(
                 self,
                 int(vllm_config.scheduler_config.max_num_seqs),
@@ -99,6 +99,8 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
         if streams is None and self.talker_mtp_row_streams is not None and not host_noise:
             streams = self.talker_mtp_row_streams.tensor[: rows + 1]
         if streams is None or int(self.talker_config.num_code_groups) < 2:
+            if sample_uniforms is not None:  # not in vllm-omni 0.28
+                kwargs["sample_uniforms"] = sample_uniforms
             return super().talker_mtp(
                 input_ids,
                 input_embeds,
@@ -110,7 +112,6 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
                 top_p=top_p,
                 generator=generator,
                 generators=generators,
-                sample_uniforms=sample_uniforms,
                 **kwargs,
             )
 
@@ -157,9 +158,12 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """vLLM-Omni's loading; for the V2 runner, which has no hook of its own for it, then a warm-up."""
         loaded = super().load_weights(weights)
-        if self._use_v2_model_runner:
+        if self._on_v2():
             self._warm_up()
         return loaded
+
+    def _on_v2(self) -> bool:
+        return bool(getattr(self, "_use_v2_model_runner", False))  # vllm-omni 0.28 has only V1
 
     def _warm_up(self) -> None:
         streams = self.talker_mtp_row_streams
