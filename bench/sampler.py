@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,9 +157,20 @@ class Bench:
             self.console.print(f"skipped {name}: {reason}", highlight=False)
         self.skips[name, reason] = self.skips.get((name, reason), 0) + 1
 
-    def run_all(self, cases: list[Case], samplers: tuple[type[Sampler], ...] = SAMPLERS) -> list[Record]:
+    def run_all(
+        self,
+        cases: list[Case],
+        samplers: tuple[type[Sampler], ...] = SAMPLERS,
+        seconds: float = float("inf"),
+    ) -> list[Record]:
+        """Records of all cases; those that would start after `seconds` are left out, and that is said."""
+        end = time.monotonic() + seconds
         with Progress(console=self.console, transient=True) as progress:
-            for case in progress.track(cases, description="sampler"):
+            for number, case in enumerate(progress.track(cases, description="sampler")):
+                if time.monotonic() > end:
+                    left = len(cases) - number
+                    self.console.print(f"out of time: {left} of {len(cases)} cases left out, from {case} on")
+                    break
                 for made in samplers:
                     try:
                         self.records += self.run(case, made)
@@ -210,6 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", metavar="FILE", help="write the records there")
     parser.add_argument("--quick", action="store_true", help="the everyday case only")
+    parser.add_argument("--seconds", type=float, default=150, help="last start of a case (%(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="every GPU case once, tiny, without a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     options = parser.parse_args(arguments)
@@ -227,7 +240,8 @@ def main(arguments: list[str] | None = None) -> int:
         # With more threads than free cores, a barrier costs a scheduler's time slice.
         torch.set_num_threads(1)
     bench = Bench(device, clock, draws=4096 if on_gpu else 1024, console=console)
-    records = bench.run_all(grid("quick" if options.quick else "gpu" if on_gpu else "cpu"))
+    cases = grid("quick" if options.quick else "gpu" if on_gpu else "cpu")
+    records = bench.run_all(cases, seconds=options.seconds)
     if options.json:
         write_json(options.json, "sampler", records)
     summary(records, console)

@@ -71,8 +71,10 @@ class CudaClock:
     warm_ups = 3
     busy_cycles = 200_000  # about 0.1 ms: longer than launching a graph takes
 
-    def __init__(self, *, samples: int = 50, cuda: Any = torch.cuda, device: str = "cuda") -> None:
-        self.samples, self.cuda = samples, cuda
+    def __init__(
+        self, *, samples: int = 50, budget_s: float = 0.25, cuda: Any = torch.cuda, device: str = "cuda"
+    ) -> None:
+        self.samples, self.budget_s, self.cuda = samples, budget_s, cuda
         cache = cuda.get_device_properties(cuda.current_device()).L2_cache_size
         self.flush = torch.empty(2 * max(cache, 1 << 20), dtype=torch.int8, device=device)
 
@@ -96,11 +98,18 @@ class CudaClock:
         return graph.replay
 
     def time(self, before: Call, frame: Call, mode: str) -> Timing:
-        """Time of `before` and `frame` together; `frame` comes from `prepare` with the same mode."""
+        """Time of `before` and `frame` together; `frame` comes from `prepare` with the same mode.
+
+        As many samples as `budget_s` allows, at least 9 and at most `samples`.
+        """
+        begin = time.perf_counter()
         for _ in range(self.warm_ups):
             before()
             frame()
-        events = [tuple(self.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(self.samples)]
+        self.cuda.synchronize()
+        once = (time.perf_counter() - begin) / max(self.warm_ups, 1)
+        count = min(self.samples, max(9, round(self.budget_s / max(once, 1e-6))))
+        events = [tuple(self.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(count)]
         for start, end in events:
             if mode.endswith("cold"):
                 self.flush.zero_()

@@ -10,7 +10,7 @@ from gate import Expected, WrongError
 from peers import Case, Multinomial, OmniUniforms, Rowseed
 from rich.console import Console
 from sampler import Bench
-from timing import HostClock
+from timing import HostClock, PretendedClock
 
 ROWS, VOCAB, TOP_K = 64, 512, 50
 
@@ -107,4 +107,21 @@ def test_what_cannot_run_is_skipped_with_its_reason(bench):
     assert [reason for _, reason in bench.skips] == [
         "vLLM-Omni's predictor raises NotImplementedError for top_p != 1"
     ]
+    assert not bench.wrong
+
+
+def test_cases_after_the_time_are_left_out(bench):
+    assert bench.run_all([CASE], (Rowseed,), seconds=-1) == []
+    assert len(bench.run_all([CASE], (Rowseed,), seconds=60)) == 1
+
+
+def test_the_gpu_clock_runs_every_mode_and_says_what_no_graph_can_hold():
+    bench = Bench(torch.device("cpu"), PretendedClock(), draws=512, console=Console(quiet=True))
+    records = bench.run_all([CASE], (Rowseed, Multinomial))
+    modes = {
+        name: [r["mode"] for r in records if r["impl"] == name] for name in ("rowseed", Multinomial.name)
+    }
+    assert modes["rowseed"] == ["eager warm", "eager cold", "graph warm", "graph cold"]
+    assert modes[Multinomial.name] == ["eager warm", "eager cold"]
+    assert list(bench.skips) == [(Multinomial.name, "in a graph: its host generators do not follow a graph")]
     assert not bench.wrong
