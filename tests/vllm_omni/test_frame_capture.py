@@ -5,6 +5,7 @@ import torch
 from capture import allocating, differences, record, synchronising
 from predictors import TINY
 from static_server import ROWS, Server
+from talkers import make_talker
 
 from rowseed.vllm_omni.model_executor.models.qwen3_tts import code_predictor
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.frame_graphs import FrameGraphs
@@ -33,6 +34,26 @@ def test_two_frames_are_one_graph(server):
     assert allocating(recorded[0]) == ["aten.clone.default"]
     samplers = [operator for operator in recorded[0] if operator.name == "rowseed.sample.default"]
     assert len(samplers) == CODES
+
+
+def test_talker_mtp_is_one_graph(server):
+    """The whole call that a runner captures, with the positional arguments that it captures."""
+    talker = make_talker(talker_hidden=server.inputs[1].shape[-1], max_num_seqs=ROWS, bind=ROWS)
+    server.streams, server.parameters = talker.talker_mtp_row_streams, talker.talker_mtp_row_parameters
+    text = torch.randn(ROWS, server.inputs[1].shape[-1])
+    code0, embed, hidden = server.inputs
+    recorded = []
+    for step in (1, 2, 3):
+        server.pack(step)
+        text.normal_()
+        recorded.append(record(lambda: talker.talker_mtp(code0[:, 0], embed[:, 0], hidden[:, 0], text)))
+    assert differences(recorded[1], recorded[2]) == []
+    assert synchronising(recorded[1]) == []
+    # No second gather, and what the talker allocates does not grow with the codes.
+    names = [operator.name for operator in recorded[1]]
+    assert not any(name.startswith(("aten.index", "aten.embedding", "aten.gather")) for name in names)
+    assert len(allocating(recorded[1])) < 12
+    assert names.count("rowseed.sample.default") == CODES
 
 
 def test_the_recording_sees_a_changed_number(server):

@@ -3,6 +3,8 @@
 A graph replays the same kernels with the same addresses and the same numbers. So two calls can share a
 graph if they run the same operators in the same order, every tensor they touch has the same address,
 shape and strides, and every other argument is equal; and a capture succeeds if nothing synchronises.
+Memory that a call allocates comes from the graph's own pool and keeps its place there: it is named by the
+order of allocation.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ SYNCHRONISING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "maske
 
 class Operator(NamedTuple):
     name: str
-    tensors: tuple[tuple, ...]  # (address, shape, strides, dtype) of each argument
+    tensors: tuple[tuple, ...]  # (place, shape, strides, dtype) of each argument
     others: tuple[str, ...]  # every other argument
     allocated: int  # results in storage that no argument has
 
@@ -27,7 +29,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.operators: list[Operator] = []
-        self._alive: list[Any] = []  # an address may not be used twice within a call
+        self._new: dict[int, int] = {}  # storage address: the how-manieth that this call allocated
+        self._alive: list[Any] = []  # no address may be used twice within a call
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -38,15 +41,23 @@ class _Recorder(TorchDispatchMode):
         results = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
         allocated = [value for value in results if value.untyped_storage().data_ptr() not in storages]
         self._alive.append(allocated)
+        for value in allocated:
+            self._new.setdefault(value.untyped_storage().data_ptr(), len(self._new))
         self.operators.append(
             Operator(
                 str(func),
-                tuple((t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) for t in tensors),
+                tuple((self._place(t), tuple(t.shape), t.stride(), t.dtype) for t in tensors),
                 tuple(repr(value) for value in given if not isinstance(value, Tensor)),
                 len(allocated),
             )
         )
         return result
+
+    def _place(self, tensor: Tensor) -> tuple[str, int] | int:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage in self._new:
+            return f"new {self._new[storage]}", tensor.data_ptr() - storage
+        return tensor.data_ptr()
 
 
 def record(call: Callable[[], Any]) -> list[Operator]:
@@ -74,7 +85,8 @@ def synchronising(operators: list[Operator]) -> list[str]:
 def _synchronises(operator: Operator) -> bool:
     name = operator.name.split(".")[1]
     by_mask = name.startswith("index") and any(dtype == torch.bool for *_, dtype in operator.tensors)
-    return name in SYNCHRONISING or by_mask or "device(type='cpu')" in operator.others
+    to_host = bool(operator.allocated) and "device(type='cpu')" in operator.others
+    return name in SYNCHRONISING or by_mask or to_host
 
 
 def allocating(operators: list[Operator]) -> list[str]:
