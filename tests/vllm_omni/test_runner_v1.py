@@ -20,10 +20,12 @@ from omni_fakes import (
     platform_graph_wrapper,
     request,
 )
+from vllm_omni.worker.gpu_model_runner import OmniGPUModelRunner
 
 from rowseed.kernels import streams
 from rowseed.kernels.streams import INACTIVE, SEEDED
 from rowseed.vllm_omni.metrics import counters
+from rowseed.vllm_omni.worker.runner_v1 import join_talker_mtp_forward
 
 GENERATOR_MODELS = [GeneratorModel, UpstreamGeneratorModel]
 by_name = pytest.mark.parametrize("make_model", GENERATOR_MODELS, ids=lambda model: model.__name__)
@@ -160,6 +162,28 @@ def test_seeded_generators_leave_a_graph_that_would_not_see_them(make_model, mon
         forward(runner)
     assert runner.talker_mtp.calls == 1
     assert runner.model.calls[1].rows == 4
+
+
+@by_name
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64 - 1])
+def test_generators_get_the_seed_as_it_was_given(make_model, seed):
+    runner = make_runner(make_model(), seeds(seed))
+    forward(runner)
+    expected = torch.Generator().manual_seed(seed).initial_seed()
+    assert generators(runner.model.calls[0])[0].initial_seed() == expected
+
+
+def test_where_vllm_omnis_method_is_right_it_runs_on_the_runner_itself(monkeypatch):
+    seen = []
+    upstream = OmniGPUModelRunner._talker_mtp_forward.__wrapped__
+    joined = join_talker_mtp_forward(lambda self, *args: seen.append(self) or upstream(self, *args))
+    monkeypatch.setattr(OmniGPUModelRunner, "_talker_mtp_forward", joined)
+    runner = make_runner(UpstreamGeneratorModel(), seeds(1, None))
+    forward(runner)
+    runner.requests["a"] = request({"tts_local_seed": "abc"})
+    forward(runner)
+    assert seen[0] is runner
+    assert seen[1] is not runner
 
 
 # Row by row

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rowseed.kernels.streams import check_seed
 from rowseed.vllm_omni.extra_args import Parameters, RowArgs, read_row
 from rowseed.vllm_omni.metrics import counters
 from rowseed.vllm_omni.worker.flagged_rows import FlaggedRows, Once
@@ -27,12 +28,29 @@ def read_request(
     try:
         return read_row(getattr(sampling_params, "extra_args", None), defaults, seed_arg)
     except (TypeError, ValueError) as error:
-        if _once.first(request_id):
-            counters().count_flagged("request")
-            logger.warning(
-                "rowseed: request %s is sampled unseeded, with the stage's parameters: %s", request_id, error
-            )
+        _name(request_id, error)
         return RowArgs(None, 0, defaults)
+
+
+def read_seed(request_id: str, extra_args: dict[str, Any], seed_arg: str | None) -> int | None:
+    """The seed as it was given, for a generator; a bad one makes this row unseeded."""
+    seed = extra_args.get(seed_arg) if seed_arg else None
+    if seed is None:
+        return None
+    try:
+        check_seed(seed, str(seed_arg))
+    except (TypeError, ValueError) as error:
+        _name(request_id, error)
+        return None
+    return seed
+
+
+def _name(request_id: str, error: Exception) -> None:
+    if _once.first(request_id):
+        counters().count_flagged("request")
+        logger.warning(
+            "rowseed: request %s is sampled unseeded, with the stage's parameters: %s", request_id, error
+        )
 
 
 def pack_rows(

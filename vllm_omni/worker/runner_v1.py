@@ -20,7 +20,7 @@ import numpy as np
 
 from rowseed.vllm_omni.extra_args import SEED_ARG, stage_parameters
 from rowseed.vllm_omni.worker.flagged_rows import look_at_flags
-from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows, read_request
+from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows, read_seed
 
 SEED_DECLARATION = "talker_mtp_seed_extra_arg"
 
@@ -86,7 +86,7 @@ class _View:
 class _ShownSeeds:
     """The requests as vLLM-Omni's method reads them: by item for the seed, by ``get`` for the state."""
 
-    def __init__(self, requests: dict[str, Any], seeds: dict[str, int]) -> None:
+    def __init__(self, requests: dict[str, Any], seeds: dict[str, int | None]) -> None:
         self._requests = requests
         self._seeds = seeds
 
@@ -111,22 +111,26 @@ def _generator_view(runner: Any, request_ids: list[str]) -> Any:
     if type(model).__module__.startswith("vllm_omni."):
         declare_seed_arg(type(model))
     seed_arg = getattr(model, SEED_DECLARATION, None)
-    defaults = stage_parameters(None)
-    seeds = {}
+    seeds, upstreams_seeds = {}, {}
     for request_id in request_ids:
         params = getattr(runner.requests[request_id], "sampling_params", None)
-        seed = read_request(request_id, params, defaults, seed_arg).seed
-        if seed is not None:
-            seeds[request_id] = seed
-    shown: dict[str, Any] = {"requests": _ShownSeeds(runner.requests, seeds)}
+        extra_args = getattr(params, "extra_args", None)
+        if not isinstance(extra_args, dict):
+            continue
+        upstreams_seeds[request_id] = extra_args.get(SEED_ARG)
+        seeds[request_id] = read_seed(request_id, extra_args, seed_arg)
+    shown: dict[str, Any] = {}
+    if seeds != upstreams_seeds:
+        shown["requests"] = _ShownSeeds(runner.requests, seeds)
     per_row = getattr(model, "talker_mtp_accepts_per_row_generators", False)
     if getattr(model, "talker_mtp_accepts_generators", False) and not per_row:
         shown["model"] = _View(model, talker_mtp_accepts_per_row_generators=True)
         per_row = True
-    if per_row and seeds and isinstance(runner.talker_mtp, current_omni_platform.get_graph_wrapper_cls()):
+    seeded = any(seed is not None for seed in seeds.values())
+    if per_row and seeded and isinstance(runner.talker_mtp, current_omni_platform.get_graph_wrapper_cls()):
         # A graph replays without its generators, and a padded batch needs more of them than there are rows.
         shown["talker_mtp"] = model.talker_mtp
-    return _View(runner, **shown)
+    return _View(runner, **shown) if shown else runner
 
 
 class _WithStreams:
