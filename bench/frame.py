@@ -91,12 +91,16 @@ class Theirs:
     def __init__(self, predictor, inputs, mode: str):
         rows, device = inputs[0].shape[0], inputs[0].device
         self.predictor, self.inputs = predictor, inputs
-        self.generators = [
-            None if seed is None else torch.Generator(device).manual_seed(seed)
-            for seed in seeds_of(mode, rows)
-        ]
-        if mode == "unseeded":
-            self.generators = None
+        self.generators: list[torch.Generator | None] | None = None
+        if mode != "unseeded":
+            self.generators = [
+                None if seed is None else torch.Generator(device).manual_seed(seed)
+                for seed in seeds_of(mode, rows)
+            ]
+
+    def frame(self):
+        """The part that a graph can hold."""
+        return self()
 
     def __call__(self):
         return TheirCodePredictor.forward(self.predictor, *self.inputs, generators=self.generators)
@@ -159,7 +163,8 @@ def timed(call, device: str) -> float:
 def compare(ours, theirs, device: str, repeats: int) -> tuple[list[float], list[float]]:
     for call in (ours, theirs):
         call()
-    return tuple(zip(*((timed(ours, device), timed(theirs, device)) for _ in range(repeats)), strict=True))
+    pairs = [(timed(ours, device), timed(theirs, device)) for _ in range(repeats)]
+    return [ours_ms for ours_ms, _ in pairs], [theirs_ms for _, theirs_ms in pairs]
 
 
 def reset_peer(predictor, *, compiled: bool) -> None:
@@ -259,9 +264,7 @@ def main() -> None:
                     graphs, predictor._graphs = predictor._graphs, None
                     our_ops = operators(ours)
                     predictor._graphs = graphs
-                    their_ops = (
-                        operators(theirs.frame if device == "cuda" else theirs) if peer == "eager" else None
-                    )
+                    their_ops = operators(theirs.frame) if peer == "eager" else None
                     ours_ms, peer_ms = statistics.median(our_times), statistics.median(their_times)
                     records.append(
                         {
