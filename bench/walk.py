@@ -140,10 +140,12 @@ def amdgcn_blocks(listing: str) -> list[Block]:
 
     def items():
         chain, started = frozenset(), False
+        files = re.findall(r'\.file\s+\d+\s+"([^"]*)"\s+"([^"]*)"', listing)
+        paths = {name: f"{folder}/{name}" for folder, name in files}
         for line in listing.splitlines():
             if m := re.match(r"\s+\.loc\s.*?;\s*(\S.*)", line):
                 frames = re.findall(r"([^\s\[]+?):(\d+):\d+", m[1])
-                chain = frozenset(_function_at(p, int(n)) for p, n in frames)
+                chain = frozenset(_function_at(paths.get(p, p), int(n)) for p, n in frames)
             elif m := re.match(r"(\.LBB\w+):", line):
                 yield "label", m[1]
             elif m := re.match(

@@ -236,8 +236,6 @@ def _sample_kernel(
     )  # fmt: skip
     greedy = bad | (temperature < _GREEDY_BELOW)
     scale = tl.div_rn(tl.full([], _LOG2E, tl.float32), tl.where(greedy, 1.0, temperature))
-    seed, offset, domain = _stream(streams_ptr, row, codebook + c)
-
     lowest = -_INF
     if MIN_P:
         lowest = tl.where(min_p < _SMALLEST_MIN_P, -_INF, log2(tl.maximum(min_p, _SMALLEST_MIN_P)))
@@ -246,12 +244,15 @@ def _sample_kernel(
     total = tl.full([], 0, tl.int64)
     if TOP_K and BLOCK > 0:
         if (greedy == 0) & (k > 0) & (k <= 32 * GROUPS):
+            seed, offset, domain = _stream(streams_ptr, row, codebook + c)
             raw = _raw(logits_ptr, tl.arange(0, BLOCK), V)
             code, largest, total, drawn = narrow.draw(
                 logits_ptr, raw, k.to(tl.int32), p, lowest, scale, seed, offset, domain,
                 TOP_P, MIN_P, MASS, GROUPS, VEC,
             )  # fmt: skip
     if drawn == 0:
+        # Read again, here and in there, rather than kept in registers past the usual way.
+        seed, offset, domain = _stream(streams_ptr, row, codebook + c)
         code, largest, total, flags = _any_row(
             logits_ptr, greedy, scale, k, p, lowest, seed, offset, domain, V,
             TOP_K, TOP_P, MIN_P, MASS, CHUNK, ONE_CHUNK,
