@@ -91,8 +91,8 @@ def machine_code(compiled) -> MachineCode:
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
         numbers = dict(re.findall(r"\.(\w+):\s+(\d+)\s*$", text, re.M))
-        spilled = sum(int(numbers[n]) for n in ("vgpr_spill_count", "sgpr_spill_count"))
-        spilled += int(numbers["private_segment_fixed_size"])
+        # Scalar registers are "spilled" into lanes of vector registers: no memory, so not counted.
+        spilled = int(numbers["vgpr_spill_count"]) + int(numbers["private_segment_fixed_size"])
         mnemonics = re.findall(r"^\s+([vs]_\w+)", text, re.M)
         return MachineCode(int(numbers["vgpr_count"]), spilled, Counter(mnemonics), "")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
