@@ -25,6 +25,7 @@ from vllm_omni.worker.gpu_model_runner import OmniGPUModelRunner
 from rowseed.kernels import streams
 from rowseed.kernels.streams import INACTIVE, SEEDED
 from rowseed.vllm_omni.metrics import counters
+from rowseed.vllm_omni.worker.row_packing import warm_up_sizes
 from rowseed.vllm_omni.worker.runner_v1 import join_talker_mtp_forward
 
 GENERATOR_MODELS = [GeneratorModel, UpstreamGeneratorModel]
@@ -304,6 +305,14 @@ def test_row_streams_are_bound_once_and_never_move(monkeypatch):
     assert model.talker_mtp_row_streams is bound
     assert bound.tensor.data_ptr() == address
     assert bound.tensor[1:3, 0].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "device, max_rows, sizes",
+    [("cpu", 64, [1]), ("cuda", 1, [1]), ("cuda", 8, [1, 2, 4, 8]), ("cuda", 20, [1, 2, 4, 8, 16, 20])],
+)
+def test_every_bucket_is_warmed_on_a_gpu(device, max_rows, sizes):
+    assert warm_up_sizes(max_rows, torch.device(device)) == sizes
 
 
 def test_replicas_differ_and_a_restart_repeats(monkeypatch):

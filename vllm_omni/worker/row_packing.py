@@ -95,6 +95,13 @@ def bind_rows(model: Any, max_rows: int, device: torch.device, *, rank: int, def
     model.talker_mtp_flagged_rows = FlaggedRows()
 
 
+def warm_up_sizes(max_rows: int, device: torch.device) -> list[int]:
+    """Batch sizes to run before the first request: on a GPU the predictor has a graph a power of two."""
+    if device.type == "cpu":
+        return [1]
+    return sorted({max_rows, *(1 << i for i in range(max_rows.bit_length()))})
+
+
 def data_parallel_rank(vllm_config: Any) -> int:
     """The rank whose unseeded rows must differ from its siblings'; tensor-parallel ranks share it."""
     return int(getattr(getattr(vllm_config, "parallel_config", None), "data_parallel_rank", 0) or 0)

@@ -20,7 +20,13 @@ import numpy as np
 
 from rowseed.vllm_omni.extra_args import SEED_ARG, stage_parameters
 from rowseed.vllm_omni.worker.flagged_rows import look_at_flags
-from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows, read_seed
+from rowseed.vllm_omni.worker.row_packing import (
+    bind_rows,
+    data_parallel_rank,
+    pack_rows,
+    read_seed,
+    warm_up_sizes,
+)
 
 SEED_DECLARATION = "talker_mtp_seed_extra_arg"
 
@@ -194,8 +200,7 @@ def _warm_up(runner: Any) -> None:
     from vllm_omni.platforms import current_omni_platform
 
     ids = runner.talker_mtp_input_ids.gpu
-    max_rows = 1 if ids.device.type == "cpu" else min(ids.shape[0], runner.max_num_reqs)
-    for rows in sorted({1, max_rows}):
+    for rows in warm_up_sizes(min(ids.shape[0], runner.max_num_reqs), ids.device):
         streams = runner.model.talker_mtp_row_streams.pack([0] * rows, [0] * rows, rows)
         with current_omni_platform.set_forward_context(
             None,

@@ -16,7 +16,7 @@ from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_talker as upstre
 from rowseed.vllm_omni.extra_args import SEED_ARG, stage_parameters
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.code_predictor import SeededCodePredictor
 from rowseed.vllm_omni.worker.flagged_rows import look_at_flags
-from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows
+from rowseed.vllm_omni.worker.row_packing import bind_rows, data_parallel_rank, pack_rows, warm_up_sizes
 
 _PREDICTOR = "Qwen3TTSTalkerCodePredictorForConditionalGenerationVLLM"
 _swap_lock = threading.Lock()
@@ -167,8 +167,7 @@ class SeededTalker(upstream.Qwen3TTSTalkerForConditionalGeneration):
 
     def _warm_up(self) -> None:
         streams = self.talker_mtp_row_streams
-        rows = {1} if streams.device.type == "cpu" else {1, streams.max_rows}
-        for n in sorted(rows):
+        for n in warm_up_sizes(streams.max_rows, streams.device):
             ids = torch.zeros(n, dtype=torch.long, device=streams.device)
             zeros = torch.zeros(n, self.mtp_hidden_size, dtype=self._embedding_dtype, device=streams.device)
             self.talker_mtp(ids, zeros, zeros, zeros, streams=streams.pack([0] * n, [0] * n))
