@@ -312,8 +312,8 @@ def test_every_top_k_in_one_batch(backend, device):
     logits = same_row(len(values), vocabulary, device=device).mul(0.05)
     ranks = logits[0].argsort(descending=True).argsort()
     largest_rank = [0] * len(values)
-    for offset in range(10):
-        streams = streams_of([3] * len(values), [offset] * len(values), device)
+    for offset in range(4):
+        streams = streams_of([6] * len(values), [offset] * len(values), device)
         codes = sample(logits, streams, top_k=torch.tensor(values, device=device), backend=backend)
         off = codes[0].item()
         assert [codes[i].item() for i in (1, 3, 4)] == [off] * 3
@@ -322,7 +322,7 @@ def test_every_top_k_in_one_batch(backend, device):
         largest_rank = [max(largest_rank[i], ranks[code].item()) for i, code in enumerate(codes)]
         if offset == 0:
             for value, code in zip([*values, None], [*codes.tolist(), off], strict=True):
-                alone = sample(logits[:1], streams_of([3], [offset], device), top_k=value, backend=backend)
+                alone = sample(logits[:1], streams_of([6], [offset], device), top_k=value, backend=backend)
                 assert alone.tolist() == [code]
     assert largest_rank[0] >= 50  # so that "off" and 50 were told apart
 
@@ -476,6 +476,23 @@ class TestLargeOffsetsAndAddresses:
         streams = streams_of([1, 2, 3], device=device)
         codes = sample(logits, streams, top_k=20, backend=backend)
         assert codes.tolist() == sample(logits.clone(), streams, top_k=20, backend=backend).tolist()
+
+
+@pytest.mark.gpu
+def test_no_compilation_after_the_warm_up():
+    """Batches of 1, 15, 16, 17 and 255. Without a GPU: ``tests/kernels/compiled_fused.py``."""
+    device = torch.device("cuda")
+
+    def run(rows):
+        logits = torch.zeros(rows, 2048, dtype=torch.bfloat16, device=device)
+        sample(logits, streams_of([1] * rows, device=device), top_k=50, temperature=0.9)
+
+    run(2)
+    kernels = fused._sample_kernel.device_caches[torch.cuda.current_device()][0]
+    compiled = len(kernels)
+    for rows in (1, 15, 16, 17, 255):
+        run(rows)
+    assert len(kernels) == compiled > 0
 
 
 def test_the_smallest_and_largest_noise_are_finite_and_on_the_right_side():

@@ -142,3 +142,4 @@ def test_a_folder_that_cannot_be_written_is_a_warning(fresh, monkeypatch, tmp_pa
     while not log and time.monotonic() < deadline:
         time.sleep(0.01)
     assert any("cannot write" in record.getMessage() for record in log)
+    atexit.unregister(fresh._write)
