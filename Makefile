@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 # Alone, for its kernels' file: what it depends on pins other versions of torch and the rest.
 BENCH_PEER = sglang-omni==0.1.9
 
-.PHONY: setup run test test-gpu lint types bench soak
+.PHONY: setup run test test-gpu lint types bench soak sanitize
 
 setup:
 	@$(PYTHON) tools/setup.py
@@ -35,3 +35,11 @@ bench: setup
 
 soak: setup
 	$(VENV_PYTHON) bench/soak.py
+
+# Needs a GPU and NVIDIA's compute-sanitizer. Without torch's cache of memory every tensor has its own bounds.
+SANITIZE = PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1
+SANITIZED = -m pytest tests/kernels tests/faults/test_public_reports.py -k "triton or gpu"
+
+sanitize: setup
+	$(SANITIZE) --tool memcheck $(VENV_PYTHON) $(SANITIZED)
+	$(SANITIZE) --tool racecheck $(VENV_PYTHON) $(SANITIZED)
