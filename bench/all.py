@@ -130,8 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         tables.update(ROOT / "README.md", tables.text())
 
     table = Table(title=f"results in {folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder}")
-    for column, justify in (("bench", "left"), ("outcome", "left"), ("s", "right"), ("in short", "left")):
-        table.add_column(column, justify=justify)
+    for column in ("bench", "outcome", "s", "in short"):
+        table.add_column(column, justify="right" if column == "s" else "left")
     for name in options.only:
         text, took = outcome[name]
         table.add_row(name, text, f"{took:.0f}", tables.in_short(name, folder))

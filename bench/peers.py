@@ -351,6 +351,7 @@ class SglangOmni(Sampler):
         self.top_k = self.filled(case.top_k, torch.int64)
         self.top_p = self.filled(case.top_p, torch.float32)
         self.seeds = torch.arange(case.batch, device=self.device) + SEED
+        self.interpreted_codes: dict[int, torch.Tensor] = {}
         self.positions = torch.zeros(15, case.batch, dtype=torch.int64, device=self.device)
         self.advance(0)
 
@@ -372,8 +373,13 @@ class SglangOmni(Sampler):
         return codes
 
     def interpret(self, logits: torch.Tensor, temperature, top_k, top_p, seeds, positions, k, has_top_p):
-        """Its single kernel, as its host function launches it; that function itself asks for CUDA tensors."""
-        codes = torch.empty(self.case.batch, dtype=torch.int64)
+        """Its single kernel, as its host function launches it; that function itself asks for CUDA tensors.
+
+        A row takes seconds, so each position is run once.
+        """
+        if (place := int(positions[0])) in self.interpreted_codes:
+            return self.interpreted_codes[place]
+        codes = self.interpreted_codes[place] = torch.empty(self.case.batch, dtype=torch.int64)
         self.kernels.seeded_top_k_top_p_sample_kernel[(self.case.batch,)](
             *(logits, temperature, top_k, top_p, seeds, positions, codes),
             *(logits.stride(0), k, self.kernels.fused_raw_logit_block_k(k), has_top_p),

@@ -39,9 +39,11 @@ def grid(kind: str) -> list[Case]:
 
     kind: "gpu", "cpu" (fewer vocabularies and batches: a CPU is slow), "quick" or "dry".
     """
+    groups: list[tuple[int, torch.dtype, float, str, tuple[int, ...]]]
     if kind == "dry":
-        groups = [(v, d, p, s, (2,)) for v in (128,) for d in DTYPES for p in TOP_PS for s in SEEDED]
-        groups += [(2048, torch.bfloat16, p, "all", (1,)) for p in TOP_PS]  # sglang-omni's only size
+        groups = [(128, d, p, "half", (2,)) for d in DTYPES for p in TOP_PS]
+        groups += [(128, torch.bfloat16, 1.0, s, (2,)) for s in ("all", "none")]
+        groups += [(2048, torch.bfloat16, 1.0, "all", (1,))]  # sglang-omni's only size
     elif kind == "quick":
         groups = [(2048, torch.bfloat16, 1.0, s, (64, 16, 1)) for s in ("all", "none")]
     else:

@@ -65,7 +65,7 @@ LEVELS = {
 class Answer(NamedTuple):
     """One request's outcome; times in seconds."""
 
-    index: int
+    request: int
     first_audio: float
     latency: float
     pcm: bytes
@@ -84,7 +84,7 @@ def record(mode: str, level: Level, answers: list[Answer], wall_s: float, alone:
     """One level's figures. `alone` has the bytes of each request sent alone; empty for unseeded ones."""
     first = [answer.first_audio * 1000 for answer in answers]
     whole = [answer.latency * 1000 for answer in answers]
-    same = [answer.pcm == alone[answer.index] for answer in answers] if alone else []
+    same = [answer.pcm == alone[answer.request] for answer in answers] if alone else []
     return {
         "mode": mode,
         "concurrency": level.concurrency,
