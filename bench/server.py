@@ -1,24 +1,27 @@
 """The real `vllm serve --omni` over HTTP on the loopback: throughput, time to first audio, equal bytes.
 
-Two servers one after the other, with rowseed and with ROWSEED=0; to each the same requests, seeded and
-unseeded, at rising concurrency. On a CPU a tiny checkpoint made here; on a GPU the model that --model
+Two servers, with rowseed and with ROWSEED=0; to each the same requests, seeded and unseeded, at rising
+concurrency. On a CPU a tiny checkpoint made here; on a GPU the model that --model
 names. Every request streams raw PCM. A seeded request's bytes are compared with those of the same
 request sent alone before.
 
-Bounded in count and in time (--seconds, once a server is ready); each server is stopped at its end, also
-after an error.
+Bounded in count and in time (--seconds, once the servers are ready); they are stopped at the end, also after
+an error.
 """
 
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,13 +54,20 @@ TEXTS = (
 """One a request, over and over; request i has seed i."""
 
 
+DISTINCT = len(TEXTS)
+"""Request i of a level is request i modulo this."""
+
+SERVERS = {"rowseed": True, "vllm-omni": False}
+"""Name of a server, and whether rowseed is on there."""
+
+
 class Level(NamedTuple):
     concurrency: int
     requests: int
 
 
 LEVELS = {
-    "cpu": (Level(1, 4), Level(4, 12), Level(16, 24)),
+    "cpu": (Level(1, 6), Level(4, 16), Level(16, 32)),
     "gpu": (Level(1, 8), Level(4, 32), Level(16, 64), Level(64, 192)),
 }
 
@@ -99,132 +109,125 @@ def record(mode: str, level: Level, answers: list[Answer], wall_s: float, alone:
     }
 
 
-async def speak(session: aiohttp.ClientSession, url: str, model: str, index: int, seeded: bool) -> Answer:
+async def speak(session: aiohttp.ClientSession, url: str, model: str, request: int, seeded: bool) -> Answer:
     """One request; RuntimeError for an answer that is not audio."""
     body = {
         "model": model,
-        "input": TEXTS[index % len(TEXTS)],
+        "input": TEXTS[request % len(TEXTS)],
         "voice": "vivian",
         "language": "English",
         "task_type": "CustomVoice",
         "response_format": "pcm",
         "stream_format": "audio",
-        **({"seed": index} if seeded else {}),
+        **({"seed": request} if seeded else {}),
     }
     start, first, chunks = time.perf_counter(), 0.0, []
     async with session.post(f"{url}/v1/audio/speech", json=body) as response:
         if response.status != 200:
-            raise RuntimeError(f"request {index}: HTTP {response.status}: {(await response.text())[:300]}")
+            raise RuntimeError(f"request {request}: HTTP {response.status}: {(await response.text())[:300]}")
         async for chunk in response.content.iter_any():
             first = first or time.perf_counter() - start
             chunks.append(chunk)
     if not any(pcm := b"".join(chunks)):
-        raise RuntimeError(f"request {index}: {len(pcm)} bytes of silence")
-    return Answer(index, first, time.perf_counter() - start, pcm)
+        raise RuntimeError(f"request {request}: {len(pcm)} bytes of silence")
+    return Answer(request, first, time.perf_counter() - start, pcm)
 
 
 class Load:
-    """Requests to one server: first each alone (warm-up, and the bytes to compare with), then the levels."""
+    """Requests to one server. `alone` has the bytes of each seeded request sent alone."""
 
-    def __init__(self, url: str, model: str, name: str, levels: tuple[Level, ...], deadline: float, progress):
-        self.url, self.model, self.name, self.levels = url, model, name, levels
-        self.deadline, self.progress = deadline, progress
-        count = 2 * sum(level.requests for level in levels) + self.distinct
-        self.task = progress.add_task(name, total=count)
+    def __init__(self, name: str, url: str, model: str, advance: Callable[[], None]) -> None:
+        self.name, self.url, self.model, self.advance = name, url, model, advance
+        self.alone: dict[int, bytes] = {}
 
-    @property
-    def distinct(self) -> int:
-        """Request i of a level is request i modulo this."""
-        return min(len(TEXTS), *(max(level.requests, 4) for level in self.levels))
-
-    async def run(self) -> list[Record]:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_S)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            alone = {}
-            for index in range(self.distinct):
-                alone[index] = (await self.one(session, index, True)).pcm
-            records = []
-            for level in self.levels:
-                for seeded in (True, False):
-                    # A level that the time left does not allow is left out whole.
-                    if time.monotonic() > self.deadline:
-                        self.progress.console.print(f"out of time: {self.name}, {level} left out")
-                        continue
-                    answers, wall = await self.level(session, level, seeded)
-                    mode = f"{self.name}, {'seeded' if seeded else 'unseeded'}"
-                    records.append(record(mode, level, answers, wall, alone if seeded else {}))
-            return records
-
-    async def one(self, session: aiohttp.ClientSession, index: int, seeded: bool) -> Answer:
-        answer = await speak(session, self.url, self.model, index, seeded)
-        self.progress.advance(self.task)
+    async def one(self, session: aiohttp.ClientSession, request: int, seeded: bool) -> Answer:
+        answer = await speak(session, self.url, self.model, request, seeded)
+        self.advance()
         return answer
 
-    async def level(self, session: aiohttp.ClientSession, level: Level, seeded: bool):
-        """Answers and seconds of `level.requests` requests, `level.concurrency` at any time."""
-        indices = iter([index % self.distinct for index in range(level.requests)])
+    async def warm_up(self, session: aiohttp.ClientSession) -> None:
+        for request in range(DISTINCT):
+            self.alone[request] = (await self.one(session, request, True)).pcm
+
+    async def level(self, session: aiohttp.ClientSession, level: Level, seeded: bool) -> Record:
+        """Record of `level.requests` requests, `level.concurrency` at any time."""
+        requests = iter([number % DISTINCT for number in range(level.requests)])
 
         async def client() -> list[Answer]:
-            return [await self.one(session, index, seeded) for index in indices]
+            return [await self.one(session, request, seeded) for request in requests]
 
         start = time.perf_counter()
         lists = await asyncio.gather(*(client() for _ in range(level.concurrency)))
-        return [answer for answers in lists for answer in answers], time.perf_counter() - start
+        wall = time.perf_counter() - start
+        answers = [answer for answers in lists for answer in answers]
+        mode = f"{self.name}, {'seeded' if seeded else 'unseeded'}"
+        return record(mode, level, answers, wall, self.alone if seeded else {})
 
 
-@contextlib.contextmanager
-def serving(model: str, deploy_config: str | None, rowseed: bool, log: Path) -> Iterator[str]:
-    """Base URL of a server on a free port of the loopback; stopped with all its processes on leaving."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main", "serve", model, "--omni"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--trust-remote-code"]
-    if deploy_config:
-        command += ["--deploy-config", deploy_config]
-    environment = {**os.environ, "ROWSEED": "1" if rowseed else "0", "VLLM_NO_USAGE_STATS": "1"}
-    # The benches' folder, which bench/all.py puts there, has modules named like other packages'.
-    environment.pop("PYTHONPATH", None)
-    if deploy_config:
-        environment |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as file:
-        process = subprocess.Popen(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            asyncio.run(ready(f"http://127.0.0.1:{port}", process, log))
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            stop(process)
+async def run(loads: list[Load], levels: tuple[Level, ...], seconds: float, say: Callable[[str], None]):
+    """Records of all levels, the servers taking turns; none starts after `seconds`."""
+    deadline = time.monotonic() + seconds
+    timeout, connector = aiohttp.ClientTimeout(total=REQUEST_S), aiohttp.TCPConnector(limit=0)
+    records = []
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        for load in loads:
+            await load.warm_up(session)
+        for level in levels:
+            if time.monotonic() > deadline:
+                say(f"out of time: {level} left out")
+                continue
+            for seeded in (True, False):
+                for load in loads:
+                    records.append(await load.level(session, level, seeded))
+    return records
 
 
-async def ready(url: str, process: subprocess.Popen, log: Path) -> None:
-    """Return when the server answers; RuntimeError with the end of its log if it ends or takes too long."""
-    end = time.monotonic() + START_S
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-        while time.monotonic() < end and process.poll() is None:
-            with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
-                async with session.get(f"{url}/health") as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(0.5)
-    what = f"ended with {process.poll()}" if process.poll() is not None else f"was not ready in {START_S} s"
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-    raise RuntimeError(f"the server {what}; the end of {log}:\n{tail}")
+class Server:
+    """`vllm serve --omni` on a free port of the loopback; `stop` ends it with all its processes."""
 
+    def __init__(self, model: str, deploy_config: str | None, rowseed: bool, name: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.name, self.url = name, f"http://127.0.0.1:{port}"
+        self.log = ROOT / "out" / f"bench-server-{name}.log"
+        command = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main", "serve", model, "--omni"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--trust-remote-code"]
+        environment = {**os.environ, "ROWSEED": "1" if rowseed else "0", "VLLM_NO_USAGE_STATS": "1"}
+        # The benches' folder, which bench/all.py puts there, has modules named like other packages'.
+        environment.pop("PYTHONPATH", None)
+        if deploy_config:
+            command += ["--deploy-config", deploy_config]
+        if not torch.cuda.is_available():
+            environment |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "wb") as file:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
-def stop(process: subprocess.Popen) -> None:
-    """End the server and every process of its session."""
-    for sign, seconds in ((signal.SIGINT, STOP_S), (signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+    def wait(self) -> None:
+        """Return when it answers; RuntimeError with the end of its log if it ends or takes too long."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and self.process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return
+            time.sleep(0.5)
+        status = self.process.poll()
+        what = f"was not ready in {START_S} s" if status is None else f"ended with {status}"
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
+        raise RuntimeError(f"the server {what}; the end of {self.log}:\n{tail}")
+
+    def stop(self) -> None:
+        """End it and every process of its session."""
+        for sign, seconds in ((signal.SIGINT, STOP_S), (signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+                break
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            break
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+            os.killpg(self.process.pid, signal.SIGKILL)  # children that outlived it
 
 
 def tiny_model() -> tuple[str, str]:
@@ -260,15 +263,25 @@ def main(arguments: list[str] | None = None) -> int:
     levels = LEVELS["gpu" if on_gpu else "cpu"]
     if options.quick:
         levels = tuple(Level(c, 3 * c) for c, _ in levels[:2])
+    together = [list(SERVERS)] if not on_gpu else [[name] for name in SERVERS]
+    count = len(SERVERS) * (DISTINCT + 2 * sum(level.requests for level in levels))
     records: list[Record] = []
     with Progress(console=console, transient=True) as progress:
-        for name, rowseed in (("rowseed", True), ("vllm-omni", False)):
-            starting = progress.add_task(f"starting the server ({name})", total=None)
-            log = ROOT / "out" / f"bench-server-{name}.log"
-            with serving(model, config, rowseed, log) as url:
-                progress.remove_task(starting)
-                deadline = time.monotonic() + options.seconds
-                records += asyncio.run(Load(url, model, name, levels, deadline, progress).run())
+        task = progress.add_task("", total=count)
+        for names in together:
+            progress.update(task, description=f"starting {' and '.join(names)}")
+            with contextlib.ExitStack() as stack:
+                # On a CPU both run, and take turns: a busy machine is then as busy for one as for the other.
+                # On a GPU each wants the memory, so one runs after the other.
+                with ThreadPoolExecutor() as pool:
+                    servers = [Server(model, config, SERVERS[name], name) for name in names]
+                    for server in servers:
+                        stack.callback(server.stop)
+                    list(pool.map(Server.wait, servers))
+                progress.update(task, description="speaking")
+                advance = functools.partial(progress.advance, task)
+                loads = [Load(server.name, server.url, model, advance) for server in servers]
+                records += asyncio.run(run(loads, levels, options.seconds, console.print))
     if not records:
         console.print("no level was measured within its time: see --seconds")
         return 1
@@ -276,8 +289,16 @@ def main(arguments: list[str] | None = None) -> int:
         row["model"] = options.model or "tiny checkpoint"
     if options.json:
         write_json(options.json, "server", records)
-    columns = [key for key in records[0] if key != "model"]
-    table = Table(*columns, title=f"vllm serve --omni, {records[0]['model']}")
+    columns = {
+        "mode": "",
+        "concurrency": "at once",
+        "requests_per_s": "req/s",
+        "audio_s_per_s": "audio s/s",
+        "first_audio_p50_ms": "first audio p50 ms",
+        "first_audio_p95_ms": "p95 ms",
+        "same_as_solo": "same bytes",
+    }
+    table = Table(*columns.values(), title=f"vllm serve --omni, {records[0]['model']}")
     for row in records:
         table.add_row(*(str(row[key]) for key in columns))
     console.print(table)

@@ -1,7 +1,6 @@
 """The server bench's figures, and its client against a small stand-in for the HTTP server."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 import records
@@ -48,7 +47,7 @@ class StandIn:
         return response
 
 
-def measure(stand_in, deadline=float("inf")):
+def measure(stand_in, seconds=60, names=("name",)):
     async def run():
         app = web.Application()
         app.router.add_post("/v1/audio/speech", stand_in.speech)
@@ -57,14 +56,9 @@ def measure(stand_in, deadline=float("inf")):
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
-        progress = SimpleNamespace(
-            add_task=lambda *a, **k: 0,
-            advance=lambda task: None,
-            console=SimpleNamespace(print=lambda text: None),
-        )
-        levels = (Level(1, 4), Level(4, 8))
+        loads = [Load(name, f"http://127.0.0.1:{port}", "m", lambda: None) for name in names]
         try:
-            return await Load(f"http://127.0.0.1:{port}", "m", "name", levels, deadline, progress).run()
+            return await server.run(loads, (Level(1, 4), Level(4, 16)), seconds, lambda text: None)
         finally:
             await runner.cleanup()
 
@@ -77,11 +71,21 @@ def test_levels_run_at_their_concurrency_and_compare_bytes():
     assert [(row["mode"], row["concurrency"], row["requests"], row["same_as_solo"]) for row in rows] == [
         ("name, seeded", 1, 4, 1.0),
         ("name, unseeded", 1, 4, ""),
-        ("name, seeded", 4, 8, 1.0),
-        ("name, unseeded", 4, 8, ""),
+        ("name, seeded", 4, 16, 1.0),
+        ("name, unseeded", 4, 16, ""),
     ]
-    assert stand_in.most == 4 and stand_in.seen == 4 + 2 * (4 + 8)
+    assert stand_in.most == 4 and stand_in.seen == server.DISTINCT + 2 * (4 + 16)
     assert all(row["latency_p95_ms"] >= row["first_audio_p50_ms"] >= 10 for row in rows)
+
+
+def test_two_servers_take_turns():
+    rows = measure(StandIn(), names=("one", "two"))
+    assert [row["mode"] for row in rows[:4]] == [
+        "one, seeded",
+        "two, seeded",
+        "one, unseeded",
+        "two, unseeded",
+    ]
 
 
 def test_bytes_that_depend_on_the_load_are_noticed():
@@ -91,7 +95,7 @@ def test_bytes_that_depend_on_the_load_are_noticed():
 
 
 def test_no_level_starts_after_the_deadline():
-    assert measure(StandIn(), deadline=0) == []
+    assert measure(StandIn(), seconds=-1) == []
 
 
 def test_an_error_of_the_server_is_not_a_measurement():
