@@ -21,7 +21,7 @@ from rowseed.vllm_omni.on_import import on_import
 # vLLM's logging configuration drops INFO lines of loggers outside its own tree.
 logger = logging.getLogger("vllm.rowseed")
 
-SUPPORTED_RELEASES = ((0, 30, 0),)
+SUPPORTED_RELEASES = ((0, 28, 0), (0, 30, 0))
 
 UPSTREAM_TALKER = "vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker"
 TALKER = "rowseed.vllm_omni.model_executor.models.qwen3_tts.talker:SeededTalker"
@@ -38,13 +38,14 @@ GENERATE = (
 
 
 class Target(NamedTuple):
-    """A method to replace: where it is, the parameters it must have, and what makes the joined method."""
+    """A method to replace: where it is, its parameters, what joins it. Some releases lack `optional` ones."""
 
     module: str
     owner: str
     method: str
     parameters: tuple[str, ...]
     join: Callable[[Callable], Callable]
+    optional: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.method}({', '.join(self.parameters)})"
@@ -140,7 +141,7 @@ def _client_targets() -> list[Target]:
             speech,
             guard_create_speech,
         ),
-        Target(f"{entry}.async_omni", "AsyncOmni", "generate", GENERATE, join_generate),
+        Target(f"{entry}.async_omni", "AsyncOmni", "generate", GENERATE, join_generate, ("session_id",)),
     ]
 
 
@@ -155,7 +156,8 @@ def _unjoined(targets: list[Target], module: ModuleType | None = None) -> list[t
         if hasattr(method, "__rowseed__"):
             continue
         parameters = tuple(inspect.signature(method).parameters)
-        if parameters != target.parameters:
+        absent = set(target.optional).difference(parameters)
+        if parameters != tuple(name for name in target.parameters if name not in absent):
             raise UnsupportedError(f"expected {target}, found ({', '.join(parameters)})")
         found.append((target, owner))
     return found

@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from vllm_omni.model_executor.models.registry import OmniModelRegistry
@@ -63,6 +64,16 @@ def test_off(untouched, log, monkeypatch):
     assert "ROWSEED=0" in record.getMessage()
 
 
+@pytest.mark.parametrize("parameters", ["self, a, new", "self, a"])
+def test_a_parameter_that_not_all_releases_have_may_be_absent(parameters):
+    target = plugin.Target("module", "Owner", "method", ("self", "a", "new"), None, optional=("new",))
+    module = SimpleNamespace(Owner=type("Owner", (), {"method": eval(f"lambda {parameters}: None")}))
+    assert plugin._unjoined([target], module) == [(target, module.Owner)]
+    module.Owner.method = lambda self, new: None
+    with pytest.raises(plugin.UnsupportedError, match=r"expected Owner\.method"):
+        plugin._unjoined([target], module)
+
+
 def changed_method(self, decode_req_ids, inputs_embeds, offsets):
     pass
 
@@ -79,15 +90,16 @@ def test_a_changed_signature_is_named_and_nothing_is_touched(untouched, log, mon
     assert f"OmniGPUModelRunner.{name}" in record.getMessage()
 
 
-def test_an_unknown_version_is_named_and_nothing_is_touched(untouched, log, monkeypatch):
+@pytest.mark.parametrize("version", ["0.26.0", "0.29.0", "0.30.1", "0.31.2"])
+def test_an_unknown_version_is_named_and_nothing_is_touched(untouched, log, monkeypatch, version):
     real = plugin.importlib.metadata.version
-    fake = {"vllm-omni": "0.31.2"}
+    fake = {"vllm-omni": version}
     monkeypatch.setattr(plugin.importlib.metadata, "version", lambda name: fake.get(name) or real(name))
     plugin.register()
     assert state() == untouched
     (record,) = log
     assert record.levelno == logging.WARNING
-    assert "0.31.2" in record.getMessage()
+    assert version in record.getMessage()
 
 
 def test_a_module_that_is_gone_is_named_and_nothing_is_touched(untouched, log, monkeypatch):

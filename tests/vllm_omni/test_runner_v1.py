@@ -190,6 +190,19 @@ def test_where_vllm_omnis_method_is_right_it_runs_on_the_runner_itself(monkeypat
 # Row by row
 
 
+def test_one_generator_leaves_a_graph_that_would_not_see_it(monkeypatch):
+    runner = make_runner(SeedModel(), seeds(11, 22), bucket=4)
+    runner.talker_mtp = GraphWrapper(runner.model.talker_mtp)
+    with platform_graph_wrapper(monkeypatch):
+        forward(runner)
+        assert runner.talker_mtp.calls == 0
+        assert [call.rows for call in runner.model.calls] == [1, 1]
+        assert [generators(call)[0].initial_seed() for call in runner.model.calls] == [11, 22]
+        runner.requests = {"a": request(None), "b": request(None)}
+        forward(runner)
+    assert runner.talker_mtp.calls == 1
+
+
 def test_a_model_that_takes_one_generator_goes_row_by_row():
     runner = make_runner(SeedModel(), seeds(11, None, 22))
     before = buffers(runner)

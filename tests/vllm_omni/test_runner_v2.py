@@ -7,8 +7,8 @@ import pytest
 import torch
 from omni_fakes import GraphWrapper, platform_graph_wrapper
 from talkers import UpstreamTalker, make_talker, request_params
+from v2_runner import OmniModelState
 from vllm.config import CUDAGraphMode
-from vllm_omni.worker_v2.model_states.omni_model_state import OmniModelState
 
 from rowseed.kernels.streams import SEEDED
 from rowseed.vllm_omni.model_executor.models.qwen3_tts.code_predictor import SeededCodePredictor

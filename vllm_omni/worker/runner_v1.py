@@ -131,9 +131,8 @@ def _generator_view(runner: Any, request_ids: list[str]) -> Any:
     per_row = getattr(model, "talker_mtp_accepts_per_row_generators", False)
     if getattr(model, "talker_mtp_accepts_generators", False) and not per_row:
         shown["model"] = _View(model, talker_mtp_accepts_per_row_generators=True)
-        per_row = True
     seeded = any(seed is not None for seed in seeds.values())
-    if per_row and seeded and isinstance(runner.talker_mtp, current_omni_platform.get_graph_wrapper_cls()):
+    if seeded and isinstance(runner.talker_mtp, current_omni_platform.get_graph_wrapper_cls()):
         # A graph replays without its generators, and a padded batch needs more of them than there are rows.
         shown["talker_mtp"] = model.talker_mtp
     return _View(runner, **shown) if shown else runner

@@ -51,6 +51,7 @@ def make_runner(graph):
     runner.encoder_cache, runner.late_interaction_runner = {}, mock.Mock()
     runner.speculative_config, runner.use_async_spec_decode, runner.is_pooling_model = None, False, False
     runner.uses_mrope, runner._may_reorder_batch = False, lambda _: None
+    runner.omni_prefix_cache, runner.uses_xdrope_dim = None, 0  # vllm-omni 0.28 reads them
     runner.input_batch = InputBatch(
         max_num_reqs=MAX_ROWS,
         max_model_len=MAX_TOKENS,

@@ -7,10 +7,10 @@ from unittest import mock
 import numpy as np
 import torch
 from lifecycle import GROUPS, HIDDEN, MAX_ROWS, MAX_TOKENS, GraphWrapper, Lifecycle, Talker, bucket
+from v2_runner import OmniModelState
 from vllm.config import CUDAGraphMode
 from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_talker as upstream
 from vllm_omni.platforms import current_omni_platform
-from vllm_omni.worker_v2.model_states.omni_model_state import OmniModelState
 
 from rowseed.vllm_omni.extra_args import stage_parameters
 from rowseed.vllm_omni.worker.row_packing import bind_rows
