@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("static", 200, 60, timed=False),
+    Part("static", 320, 60, timed=False),
     Part("flips", 200, 60, timed=False),
     Part("sampler", 180, 40),
     Part("host", 60, 20),

@@ -83,11 +83,12 @@ def line(axes: Axes, rows: list[Record], x: str, y: str, label: str, look: dict,
         axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
-def bars(axes: Axes, names: list[str], values: list[float], colors: list[str], digits: int = 0) -> None:
-    """Horizontal bars from below, each with its value."""
+def bars(axes: Axes, names: list[str], rows: list[Record], column: str, colors: list[str]) -> None:
+    """Horizontal bars from below, each with its count; ≥ where a loop with unknown trips was counted once."""
     places = range(len(names))
-    drawn = axes.barh(places, values, color=colors, height=0.7)
-    axes.bar_label(drawn, [f"{value:,.{digits}f}" for value in values], padding=3, fontsize=7)
+    drawn = axes.barh(places, [row[column] for row in rows], color=colors, height=0.7)
+    texts = [f"{'≥ ' if row.get('loops_once') else ''}{row[column]:,}" for row in rows]
+    axes.bar_label(drawn, texts, padding=3, fontsize=7)
     axes.set_yticks(places, names)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.15)
@@ -164,8 +165,8 @@ def static(rows: list[Record]) -> Figure:
     names = [f"{row['kernel']}, {row['warps']} warp{'s' * (row['warps'] > 1)}" for row in chosen]
     colors = [OURS if row["kernel"].startswith("rowseed") else OTHERS[0] for row in chosen]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.42 * len(chosen) + 1.5), sharey=True)
-    bars(left, names, [row["issued"] for row in chosen], colors)
-    bars(right, names, [row["barriers"] for row in chosen], colors)
+    bars(left, names, chosen, "issued", colors)
+    bars(right, names, chosen, "barriers", colors)
     left.invert_yaxis()  # the first on top; the right panel shares the axis
     left.set_xlabel("instructions issued a row (count)")
     right.set_xlabel("barriers on the path taken (count)")
