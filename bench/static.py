@@ -169,21 +169,33 @@ def our_arguments(vocab: int, dtype: str, top_p: float) -> dict:
 
 
 def our_records(target: str, quick: bool):
-    """The sampler itself."""
+    """The sampler itself; of a split vocabulary both launches, the first once for each part of a row."""
     from rowseed.kernels import fused
 
     for vocab, dtype, top_p in our_cases(quick):
+        parts = fused.parts_of(vocab)
+        scratch = {"values_ptr": "*fp32:16", "ids_ptr": "*i32:16", "failed_ptr": "*i32:16"}
+        arguments = our_arguments(vocab, dtype, top_p) | scratch
         options = fused.launch_parameters(vocab, 4 if dtype == "fp32" else 2, target.startswith("gfx"))
-        arguments = our_arguments(vocab, dtype, top_p) | {
-            "TOP_K": constant(True),
-            "MIN_P": constant(False),
-            "TOP_P": constant(top_p < 1.0),
-        }
-        for name in fused._sample_kernel.arg_names:
-            if name in options:
-                arguments[name] = constant(options.pop(name))
-        compiled = compile_kernel(fused._sample_kernel, arguments, target, **options)
-        yield "rowseed", vocab, dtype, top_p, measure(compiled, OFF_PATH, TRIPS)
+        options |= {"TOP_K": True, "TOP_P": top_p < 1.0, "MIN_P": False, "PARTS": parts, "PART": fused.PART}
+        if parts:
+            yield (
+                f"rowseed split (x {parts})",
+                vocab,
+                dtype,
+                top_p,
+                our_figures(fused._split_kernel, arguments, options, target),
+            )
+        else:
+            arguments |= {name: constant(None) for name in scratch}
+        name = "rowseed" + " of candidates" * bool(parts)
+        yield name, vocab, dtype, top_p, our_figures(fused._sample_kernel, arguments, options, target)
+
+
+def our_figures(kernel, arguments: dict, options: dict, target: str) -> dict:
+    constants = {name: constant(value) for name, value in options.items() if name in kernel.arg_names}
+    launch = {name: options[name] for name in ("num_warps", "enable_fp_fusion")}
+    return measure(compile_kernel(kernel, arguments | constants, target, **launch), OFF_PATH, TRIPS)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,15 @@ import triton.language as tl
 from rowseed.kernels import narrow, noise, philox
 from rowseed.kernels.device import gumbel, log2, log_share, mass, order_key, words
 
+PART = 4096
+"""Tokens of a program where a vocabulary is split."""
+
+SPLIT_BLOCK = 64 * PART
+"""The largest vocabulary that is split over programs for top-k; wider ones are read in chunks by one."""
+
+SLOTS = 128
+"""Candidates that a program holds: larger top_k go the path for any row."""
+
 ONE_BLOCK = 8192
 """The largest vocabulary that a program holds in registers to find the candidates of top-k."""
 
@@ -216,7 +225,8 @@ def _sample_kernel(
     logprob_ptr, logprob_row_stride, logprob_codebook_stride,
     table_ptr, table_stride, D, total_ptr, total_stride,
     next_table_ptr, next_table_stride, E, next_input_ptr, next_input_stride,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
+    values_ptr, ids_ptr, failed_ptr,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, PARTS: tl.constexpr,
     BLOCK: tl.constexpr, VEC: tl.constexpr, GROUPS: tl.constexpr,
     CHUNK: tl.constexpr, ONE_CHUNK: tl.constexpr, GATHER_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -247,8 +257,21 @@ def _sample_kernel(
             seed, offset, domain = _stream(streams_ptr, row, codebook + c)
             raw = _raw(logits_ptr, tl.arange(0, BLOCK), V)
             code, largest, total, drawn = narrow.draw(
-                logits_ptr, raw, k.to(tl.int32), p, lowest, scale, seed, offset, domain,
+                logits_ptr, None, raw, k.to(tl.int32), p, lowest, scale, seed, offset, domain,
                 TOP_P, MIN_P, MASS, GROUPS, VEC,
+            )  # fmt: skip
+    if TOP_K and PARTS > 0:
+        first = (row * C + c) * PARTS
+        failed = tl.full([], 1, tl.int32)
+        if (greedy == 0) & (k > 0) & (k <= 32 * GROUPS):
+            failed = tl.max(tl.load(failed_ptr + first + tl.arange(0, PARTS)), 0)
+        if failed == 0:
+            seed, offset, domain = _stream(streams_ptr, row, codebook + c)
+            values_ptr += first * (32 * GROUPS)
+            raw = tl.load(values_ptr + tl.arange(0, PARTS * 32 * GROUPS))
+            code, largest, total, drawn = narrow.draw(
+                values_ptr, ids_ptr + first * (32 * GROUPS), raw, k.to(tl.int32), p, lowest, scale,
+                seed, offset, domain, TOP_P, MIN_P, MASS, GROUPS, 4,
             )  # fmt: skip
     if drawn == 0:
         # Read again, here and in there, rather than kept in registers past the usual way.
@@ -413,6 +436,34 @@ def _wide_mass(logits_ptr, at_least, largest, scale, lowest, V, MIN_P: tl.conste
     return total
 
 
+@triton.jit(do_not_specialize=["top_k", "top_k_stride"])
+def _split_kernel(
+    logits_ptr, row_stride, codebook_stride, V, C, streams_ptr, top_ks_ptr, top_k_stride, top_k,
+    values_ptr, ids_ptr, failed_ptr,
+    PARTS: tl.constexpr, PART: tl.constexpr, VEC: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The candidates of one part of a row whose vocabulary is too wide for one program."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    c = tl.program_id(2).to(tl.int64)
+    if _is_active(streams_ptr, row) == 0:
+        return
+    if top_ks_ptr is not None:
+        k = tl.load(top_ks_ptr + row * top_k_stride).to(tl.int64)
+    else:
+        k = tl.full([], top_k, tl.int64)
+    if (k <= 0) | (k > 32 * GROUPS):
+        return
+    start = part * PART
+    logits_ptr += row * row_stride + c * codebook_stride + start
+    raw = _raw(logits_ptr, tl.arange(0, PART), V - start)
+    place = (row * C + c) * PARTS + part
+    narrow.store_candidates(
+        logits_ptr, start, raw, k.to(tl.int32), values_ptr + place * (32 * GROUPS),
+        ids_ptr + place * (32 * GROUPS), failed_ptr + place, GROUPS, VEC,
+    )  # fmt: skip
+
+
 INTERPRETED = not isinstance(_sample_kernel, triton.runtime.JITFunction)
 """TRITON_INTERPRET=1 was set when this module was imported: the kernel then runs on CPU tensors."""
 
@@ -428,13 +479,27 @@ def launch_parameters(vocabulary: int, itemsize: int, hip: bool = False) -> dict
     return {
         "BLOCK": max(block, 1024) if vocabulary <= ONE_BLOCK else 0,
         "VEC": 16 // itemsize,
-        "GROUPS": 4,
+        "GROUPS": SLOTS // 32,
         "CHUNK": chunk,
         "ONE_CHUNK": block <= chunk,
         "GATHER_BLOCK": 1024,
         "num_warps": 2 if hip else 4,
         "enable_fp_fusion": False,
     }
+
+
+def parts_of(vocabulary: int) -> int:
+    """Over how many programs a row is split to find top-k's candidates; 0: it is not."""
+    if not ONE_BLOCK < vocabulary <= SPLIT_BLOCK:
+        return 0
+    return max(triton.next_power_of_2(triton.cdiv(vocabulary, PART)), 8)
+
+
+def _scratch(parts: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The parts' candidates, logits and token ids, and which parts have failed."""
+    values = torch.empty(parts * SLOTS, dtype=torch.float32, device=device)
+    ids = torch.empty(parts * SLOTS, dtype=torch.int32, device=device)
+    return values, ids, torch.empty(parts, dtype=torch.int32, device=device)
 
 
 def sample(
@@ -457,8 +522,19 @@ def sample(
     next_table: torch.Tensor | None,  # [>= V, E]
     next_input: torch.Tensor | None,  # [B, E]
 ) -> None:
-    """Launches the kernel on the logits' device; see ``sampling.sample``."""
+    """Launches the kernel on the logits' device; see ``sampling.sample``. Two launches where V is split."""
     B, C, V = logits.shape
+    parameters = launch_parameters(V, logits.element_size(), torch.version.hip is not None)
+    parts = parts_of(V) if C <= PLANE and (top_ks is not None or 0 < top_k <= SLOTS) else 0
+    values = ids = failed = None
+    if parts:
+        values, ids, failed = _scratch(B * C * parts, logits.device)
+        _split_kernel[(B, parts, C)](
+            logits, logits.stride(0), logits.stride(1), V, C,
+            streams, top_ks, 0 if top_ks is None else top_ks.stride(0), top_k,
+            values, ids, failed, PARTS=parts, PART=PART,
+            **{name: parameters[name] for name in ("VEC", "GROUPS", "num_warps", "enable_fp_fusion")},
+        )  # fmt: skip
     _sample_kernel[(B, min(C, PLANE), triton.cdiv(C, PLANE))](
         logits, logits.stride(0), logits.stride(1), V, C,
         streams, codebook,
@@ -474,7 +550,9 @@ def sample(
         next_table, 0 if next_table is None else next_table.stride(0),
         0 if next_table is None else next_table.shape[1],
         next_input, 0 if next_input is None else next_input.stride(0),
+        values, ids, failed,
         TOP_K=top_ks is not None or 0 < top_k < V, TOP_P=top_ps is not None or top_p < 1.0,
         MIN_P=min_ps is not None or min_p > 0.0,
-        **launch_parameters(V, logits.element_size(), torch.version.hip is not None),
+        PARTS=parts,
+        **parameters,
     )  # fmt: skip

@@ -242,16 +242,16 @@ def _draw_of(
 
 @triton.jit
 def draw(
-    logits_ptr, x, k, p, lowest, scale, seed, offset, domain,
+    logits_ptr, ids_ptr, x, k, p, lowest, scale, seed, offset, domain,
     TOP_P: tl.constexpr, MIN_P: tl.constexpr, MASS: tl.constexpr, GROUPS: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """A row's code and largest logit, the mass of what was kept (if asked for), whether it was drawn here.
 
     If it was not, the rest means nothing.
 
-    x: the row as float32 [BLOCK], -inf past its end, and logits_ptr where it came from; 0 < k <= THREADS;
-    lowest: log2(min_p); scale: log2(e) / temperature; seed, offset, domain: see ``device.words``.
-    A row drawn here has status 0.
+    x: the row as float32 [BLOCK], -inf past its end, and logits_ptr where it came from; ids_ptr: its token
+    ids, None where they are 0, 1, ...; 0 < k <= THREADS; lowest: log2(min_p); scale: log2(e) / temperature;
+    seed, offset, domain: see ``device.words``. A row drawn here has status 0.
     """
     THREADS: tl.constexpr = 32 * GROUPS
     code = tl.full([], 0, tl.int32)
@@ -264,9 +264,36 @@ def draw(
             token = _token(_pull(words, upto, GROUPS), THREADS, x.shape[0] // THREADS, VEC)
             used = tl.arange(0, THREADS) < n
             value = tl.load(logits_ptr + token, mask=used, other=-_INF).to(tl.float32)
+            if ids_ptr is not None:
+                token = tl.load(ids_ptr + token, mask=used, other=0)
             code, total = _draw_of(
                 value, token, used, _value(top), k, p, lowest, scale, seed, offset, domain,
                 TOP_P, MIN_P, MASS, GROUPS,
             )  # fmt: skip
             drawn = True
     return code, _value(top), total, drawn
+
+
+@triton.jit
+def store_candidates(
+    logits_ptr, start, x, k, values_ptr, ids_ptr, failed_ptr, GROUPS: tl.constexpr, VEC: tl.constexpr
+):  # fmt: skip
+    """Writes the candidates of a part of a row: THREADS logits (-inf for none) and token ids.
+
+    Every token that top-k keeps in the whole row is among its part's candidates, as k tokens of the part
+    reach the part's bound. failed: the part needs the path for any row. logits_ptr is
+    the part's; start: its first id.
+    """
+    THREADS: tl.constexpr = 32 * GROUPS
+    slot = tl.arange(0, THREADS)
+    failed = 1
+    bound, top = _first_bound(x, k, GROUPS, VEC)
+    if top < _INF_KEY:
+        words, upto, n = _find(x, bound, top, k, GROUPS, VEC)
+        if n <= THREADS:
+            position = _token(_pull(words, upto, GROUPS), THREADS, x.shape[0] // THREADS, VEC)
+            value = tl.load(logits_ptr + position, mask=slot < n, other=-_INF).to(tl.float32)
+            tl.store(values_ptr + slot, value)
+            tl.store(ids_ptr + slot, start + position)
+            failed = 0
+    tl.store(failed_ptr, failed)

@@ -149,6 +149,14 @@ def test_no_access_outside(B, C, V, dtype, top_k, top_p, gather, tensors, monkey
         logits.view.clone(), streams.view.clone(), gather=clean_epilogue, backend="torch", **arguments
     )
 
+    scratch = []  # what a split vocabulary writes in one launch and reads in the next
+    allocate = fused._scratch
+
+    def recorded_scratch(*args):
+        scratch.extend(allocate(*args))
+        return tuple(scratch)
+
+    monkeypatch.setattr(fused, "_scratch", recorded_scratch)
     with recorded(monkeypatch) as (loads, stores):
         sample(
             logits.view,
@@ -171,6 +179,8 @@ def test_no_access_outside(B, C, V, dtype, top_k, top_p, gather, tensors, monkey
     for row in active:
         written += [addresses(tensor.view[row : row + 1]) for tensor in (status, total, next_input)]
         readable.append(addresses(total.view[row : row + 1]))
+    readable += [addresses(tensor) for tensor in scratch]
+    written += [addresses(tensor) for tensor in scratch]
     assert loads <= set(np.concatenate(readable).tolist())
     assert stores <= set(np.concatenate(written).tolist())
     assert loads >= {address for row in active for address in addresses(logits.view[row]).tolist()}
