@@ -110,6 +110,25 @@ def test_what_cannot_run_is_skipped_with_its_reason(bench):
     assert not bench.wrong
 
 
+class Failing(Multinomial):
+    name = "failing"
+
+    def draw(self, codebook=0):
+        raise RuntimeError("no such kernel\non this device")
+
+
+class FailingRowseed(Rowseed):
+    def draw(self, codebook=0):
+        raise RuntimeError("no such kernel")
+
+
+def test_a_peer_that_fails_is_skipped_and_ours_is_not(bench):
+    assert [r["impl"] for r in bench.run_all([CASE], (Failing, Rowseed))] == ["rowseed"]
+    assert list(bench.skips) == [("failing", "it failed: RuntimeError: no such kernel")]
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        bench.run_all([CASE], (FailingRowseed,))
+
+
 def test_cases_after_the_time_are_left_out(bench):
     assert bench.run_all([CASE], (Rowseed,), seconds=-1) == []
     assert len(bench.run_all([CASE], (Rowseed,), seconds=60)) == 1
