@@ -6,10 +6,14 @@ PYTHON ?= python3
 VENV_PYTHON = .venv/bin/python
 MODEL ?=
 PYTEST_ARGS ?=
+OMNI ?= 0.28.0
+OMNI_TESTS ?= tests/vllm_omni tests/lifecycle tests/faults
+# The part of them that `make test` runs: what touches vLLM-Omni's own classes, without its clients and engines.
+OMNI_SMOKE = $(addprefix tests/vllm_omni/test_,runner_v1.py talker.py code_predictor.py plugin.py)
 # Alone, for its kernels' file: what it depends on pins other versions of torch and the rest.
 BENCH_PEER = sglang-omni==0.1.9
 
-.PHONY: setup run test test-gpu lint types bench soak sanitize
+.PHONY: setup run test test-omni test-gpu lint types bench soak sanitize
 
 setup:
 	@$(PYTHON) tools/setup.py
@@ -19,6 +23,12 @@ run: setup
 
 test: setup lint types
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(MAKE) test-omni OMNI_TESTS='$(OMNI_SMOKE) -k "not real_size and not loads_it_before"')
+
+# The same tests on another release of vLLM-Omni that rowseed supports.
+test-omni:
+	@$(PYTHON) tools/setup.py --omni $(OMNI)
+	[ ! -d .venv-$(OMNI) ] || .venv-$(OMNI)/bin/python -m pytest $(OMNI_TESTS) $(PYTEST_ARGS)
 
 test-gpu: setup
 	$(VENV_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)

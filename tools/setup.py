@@ -2,9 +2,11 @@
 
 Standard library only, Python 3.10 or newer. What was installed is stamped with a hash of everything it
 was made from, so that a second run does nothing, and a run after a failed one starts afresh.
-Set ROWSEED_DEVICE to `cpu` or `nvidia` to choose the device yourself.
+Set ROWSEED_DEVICE to `cpu` or `nvidia` to choose the device yourself. `--omni 0.28.0` makes .venv-0.28.0 too:
+the same packages below another release of vLLM and vLLM-Omni.
 """
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -13,11 +15,12 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-STAMP = VENV / "rowseed.stamp"
+STAMP = "rowseed.stamp"
 PYTHON = VENV / "bin" / "python"
 DEVICES = ("cpu", "nvidia")
 # Each of these is there when the kernel's NVIDIA driver is (/dev/dxg: inside WSL).
@@ -84,6 +87,17 @@ def mend_cuda_wheels() -> None:
         extension.write(TORCHVISION_OPERATORS)
 
 
+def install_omni(release: str, environment: Path) -> None:
+    """Another release of vLLM and vLLM-Omni, before the packages of .venv on the path."""
+    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    below = subprocess.run([PYTHON, "-c", probe], check=True, capture_output=True, text=True).stdout.strip()
+    packages = environment / Path(below).relative_to(VENV)
+    # A plain line with the folder's name would leave out its own .pth files, this project's among them.
+    (packages / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+    requirements = f"requirements/omni-{release}.txt"
+    pip("--no-deps", "--no-compile", "--target", str(packages), "-r", requirements)
+
+
 def link_import_root() -> None:
     """.ide/rowseed/{kernels,vllm_omni}: the import root as folders, for mypy and editors."""
     root = ROOT / ".ide" / "rowseed"
@@ -94,33 +108,48 @@ def link_import_root() -> None:
             link.symlink_to(Path("..", "..", name), target_is_directory=True)
 
 
-def main() -> None:
+def make(environment: Path, wanted: str, install: Callable[[], None], *, with_pip: bool = True) -> None:
+    """Make an environment, unless it is stamped with what is wanted."""
+    stamp = environment / STAMP
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    start = time.monotonic()
+    print(f"Setting up {environment.name} (some minutes the first time) ...", flush=True)
+    if environment.exists():
+        if not stamp.exists():
+            sys.exit(f"{environment} was not made by this script: remove it, then run make again")
+        shutil.rmtree(environment)
+    environment.mkdir()
+    stamp.write_text("incomplete")
+    venv.create(environment, with_pip=with_pip, symlinks=True)
+    try:
+        install()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"Set-up failed: {' '.join(map(str, error.cmd))} returned {error.returncode}")
+    stamp.write_text(wanted)
+    print(f"Set up in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
     if sys.version_info < (3, 10):  # noqa: UP036 - the one file that an older Python may meet
         sys.exit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+    parser = argparse.ArgumentParser(description="Make .venv")
+    releases = [path.stem.removeprefix("omni-") for path in (ROOT / "requirements").glob("omni-*.txt")]
+    parser.add_argument("--omni", choices=releases, help="also make .venv-RELEASE, with that vLLM-Omni")
+    omni = parser.parse_args(arguments).omni
     device = find_device()
     wanted = fingerprint(device)
     (ROOT / ".cache").mkdir(exist_ok=True)
     with open(ROOT / ".cache" / "setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         link_import_root()
-        if STAMP.exists() and STAMP.read_text() == wanted:
-            return
-        start = time.monotonic()
-        print(f"Setting up .venv for {device} (some minutes the first time) ...", flush=True)
-        if VENV.exists():
-            if not STAMP.exists():
-                sys.exit(f"{VENV} was not made by this script: remove it, then run make again")
-            shutil.rmtree(VENV)
-        VENV.mkdir()
-        STAMP.write_text("incomplete")
-        venv.create(VENV, with_pip=True, symlinks=True)
-        try:
-            install(device)
-        except subprocess.CalledProcessError as error:
-            sys.exit(f"Set-up failed: {' '.join(map(str, error.cmd))} returned {error.returncode}")
-        STAMP.write_text(wanted)
-        print(f"Set up in {time.monotonic() - start:.0f} s", flush=True)
+        make(VENV, wanted, lambda: install(device))
+        if omni and device != "cpu":
+            print(f"vllm-omni {omni} is tested on a CPU only (ROWSEED_DEVICE=cpu): skipped", flush=True)
+        elif omni:
+            environment = ROOT / f".venv-{omni}"
+            make(environment, wanted, lambda: install_omni(omni, environment), with_pip=False)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

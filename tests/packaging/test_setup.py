@@ -21,7 +21,6 @@ def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "rowseed.stamp")
     monkeypatch.setattr(module.venv, "create", lambda *_, **__: None)
     monkeypatch.setenv("ROWSEED_DEVICE", "cpu")
     module.installed = []
@@ -30,12 +29,31 @@ def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 def test_a_second_run_installs_nothing_and_a_changed_requirement_does(setup: ModuleType) -> None:
-    setup.main()
-    setup.main()
+    setup.main([])
+    setup.main([])
     assert setup.installed == ["cpu"]
     (setup.ROOT / "requirements" / "cpu.txt").write_text("numpy==2.3.5\n")
-    setup.main()
+    setup.main([])
     assert setup.installed == ["cpu", "cpu"]
+
+
+def test_another_release_gets_an_environment_of_its_own(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (setup.ROOT / "requirements" / "omni-0.28.0.txt").write_text("vllm-omni==0.28.0\n")
+    others = []
+    monkeypatch.setattr(setup, "install_omni", lambda *release_and_place: others.append(release_and_place))
+    for _ in range(2):
+        setup.main(["--omni", "0.28.0"])
+    assert setup.installed == ["cpu"]
+    assert others == [("0.28.0", setup.ROOT / ".venv-0.28.0")]
+    with pytest.raises(SystemExit):
+        setup.main(["--omni", "0.27.0"])
+    assert "invalid choice: '0.27.0'" in capsys.readouterr().err
+    monkeypatch.setenv("ROWSEED_DEVICE", "nvidia")
+    setup.main(["--omni", "0.28.0"])
+    assert len(others) == 1
+    assert "on a CPU only" in capsys.readouterr().out
 
 
 def test_a_failed_run_is_started_afresh(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +64,8 @@ def test_a_failed_run_is_started_afresh(setup: ModuleType, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(setup, "install", fail)
         with pytest.raises(SystemExit, match="Set-up failed: pip returned 1"):
-            setup.main()
-    setup.main()
+            setup.main([])
+    setup.main([])
     assert setup.installed == ["cpu"]
     assert not (setup.VENV / "half").exists()
 
@@ -56,7 +74,7 @@ def test_an_environment_of_someone_elses_is_not_touched(setup: ModuleType) -> No
     setup.VENV.mkdir()
     (setup.VENV / "theirs").touch()
     with pytest.raises(SystemExit, match="was not made by this script"):
-        setup.main()
+        setup.main([])
     assert (setup.VENV / "theirs").exists()
 
 
