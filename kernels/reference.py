@@ -88,11 +88,12 @@ def sample(
     out[rows] = codes
     if logprob is not None:
         masses = noise.mass(tempered)
-        total = torch.zeros(len(value), dtype=torch.int64, device=device).index_add_(0, program, masses)
-        t = (value.gather(1, codes.view(-1, 1)) - largest) * scale
-        t = t.clamp_min(-noise.FLOAT32_MAX)[:, 0]
-        drawn = (total > 0) & ~greedy[:, 0]
-        logprob[rows] = torch.where(drawn, noise.log_share(t, total.clamp_min(1)), 0.0).view(-1, C)
+        kept_mass = torch.zeros(len(value), dtype=torch.int64, device=device).index_add_(0, program, masses)
+        of_code = (value.gather(1, codes.view(-1, 1)) - largest) * scale
+        of_code = of_code.clamp_min(-noise.FLOAT32_MAX)[:, 0]
+        drawn = (kept_mass > 0) & ~greedy[:, 0]
+        shares = noise.log_share(of_code, kept_mass.clamp_min(1))
+        logprob[rows] = torch.where(drawn, shares, 0.0).view(-1, C)
     if status is not None:
         flags = raw.isnan().any(-1, keepdim=True) * 1 | (raw == math.inf).any(-1, keepdim=True) * 2
         flags = flags | (largest == -math.inf) * 4 | bad * 8

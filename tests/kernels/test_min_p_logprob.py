@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rowseed.kernels import noise
-from rowseed.kernels.sampling import sample
+from rowseed.kernels.sampling import Gather, sample
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = {name: json.loads((DATA / f"golden_{name}.json").read_text()) for name in ("min_p", "logprob")}
@@ -94,6 +94,16 @@ def test_logprob_of_inactive_rows_is_left_alone(backend, lines):
     backend.sample(torch.zeros(3, 8), streams, logprob=logprob)
     assert logprob[0] == POISON and logprob[2] == POISON
     assert math.isclose(logprob[1], -math.log(8), abs_tol=1e-6)
+
+
+def test_logprob_beside_the_epilogue(backend, lines):
+    logits, streams = torch.randn(3, 64), lines((1, 0), (2, 0), (3, 0))
+    table, total, logprob = torch.randn(64, 5), torch.zeros(3, 5), torch.zeros(3)
+    alone = torch.zeros(3)
+    backend.sample(logits, streams, top_k=9, logprob=alone)
+    codes = backend.sample(logits, streams, top_k=9, logprob=logprob, gather=Gather(table, total))
+    assert torch.equal(total, table[codes])
+    assert torch.equal(logprob, alone) and (alone < 0).all()
 
 
 @pytest.mark.parametrize("min_p", [-0.1, 1.5, math.nan, True, "0.1"])

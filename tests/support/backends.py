@@ -28,16 +28,17 @@ class Triton:
     slow = not torch.cuda.is_available()
 
     @staticmethod
-    def sample(logits, streams, *, out=None, status=None, gather=None, **kwargs):
+    def sample(logits, streams, *, out=None, status=None, logprob=None, gather=None, **kwargs):
         if Triton.slow:
             # float32 saturates where the scheme says so; numpy would warn.
             with np.errstate(all="ignore"):
-                outputs = dict(out=out, status=status, gather=gather)
+                outputs = dict(out=out, status=status, logprob=logprob, gather=gather)
                 return sample(logits, streams, backend="triton", **outputs, **kwargs)
-        moved = dict(out=_cuda(out), status=_cuda(status), gather=gather and Gather(*map(_cuda, gather)))
+        moved = dict(out=_cuda(out), status=_cuda(status), logprob=_cuda(logprob))
+        moved["gather"] = gather and Gather(*map(_cuda, gather))
         kwargs = {name: _cuda(value) for name, value in kwargs.items()}
         codes = sample(_cuda(logits), _cuda(streams), backend="triton", **moved, **kwargs)
-        _copy_back((moved["out"], moved["status"]), (out, status))
+        _copy_back((moved["out"], moved["status"], moved["logprob"]), (out, status, logprob))
         if gather:
             _copy_back(moved["gather"], gather)
         return codes.cpu() if out is None else out
