@@ -94,7 +94,11 @@ def stage_parameters(values: Any) -> Parameters:
 def _number(value: Any, name: str, accepted: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number {accepted}, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        bits = value.bit_length()
+        raise ValueError(f"{name} must be a number {accepted}, got an int of {bits} bits") from None
 
 
 def _check_temperature(value: Any, name: str) -> float:

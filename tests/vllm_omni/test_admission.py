@@ -46,6 +46,13 @@ def test_bad_parameters_are_refused(key, value):
     assert key in str(error.value) and repr(value) in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["subtalker_temperature", "subtalker_top_p"])
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["1e400", "-1e5000"])
+def test_integers_that_no_float_holds_are_refused_by_name(key, value):
+    with pytest.raises(OmniClientError, match=key):
+        check_request({key: value})
+
+
 def test_other_keys_and_no_keys_are_nobodys_business():
     check_request(None)
     check_request({})
