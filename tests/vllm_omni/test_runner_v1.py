@@ -329,15 +329,17 @@ def test_every_bucket_is_warmed_on_a_gpu(device, max_rows, sizes):
 
 
 def test_replicas_differ_and_a_restart_repeats(monkeypatch):
-    def global_seed(rank, made):
+    def global_seed(rank, made, replica="0"):
         torch.manual_seed(0)
+        monkeypatch.setenv("VLLM_OMNI_REPLICA_ID", replica)  # as vLLM-Omni's stage processes do
         monkeypatch.setattr(streams, "_made", itertools.count(made))
         runner = make_runner(RowStreamModel(), {}, rank=rank)
         runner._init_talker_mtp()
         return runner.model.talker_mtp_row_streams.global_seed
 
     assert global_seed(0, 0) == global_seed(0, 0)
-    assert len({global_seed(0, 0), global_seed(1, 0), global_seed(0, 1)}) == 3
+    others = global_seed(1, 0), global_seed(0, 1), global_seed(0, 0, "1"), global_seed(1, 0, "1")
+    assert len({global_seed(0, 0), *others}) == 5
 
 
 # Offsets

@@ -1,6 +1,7 @@
 """From the requests of one decode step to the packed rows on the device. Shared by both runners."""
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -103,5 +104,11 @@ def warm_up_sizes(max_rows: int, device: torch.device) -> list[int]:
 
 
 def data_parallel_rank(vllm_config: Any) -> int:
-    """The rank whose unseeded rows must differ from its siblings'; tensor-parallel ranks share it."""
-    return int(getattr(getattr(vllm_config, "parallel_config", None), "data_parallel_rank", 0) or 0)
+    """The rank whose unseeded rows must differ from its siblings'; tensor-parallel ranks share it.
+
+    vLLM-Omni's replicas of a stage (``num_replicas``) are all of data-parallel rank 0: the number that it
+    puts into the environment of a replica's processes tells them apart.
+    """
+    rank = int(getattr(getattr(vllm_config, "parallel_config", None), "data_parallel_rank", 0) or 0)
+    replica = os.environ.get("VLLM_OMNI_REPLICA_ID", "")
+    return rank + (int(replica) << 16 if replica.isdecimal() else 0)
