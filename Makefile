@@ -44,7 +44,7 @@ bench: setup
 	$(VENV_PYTHON) bench/all.py $(if $(QUICK),--quick) $(if $(MODEL),--model $(MODEL))
 
 soak: setup
-	$(VENV_PYTHON) bench/soak.py
+	$(VENV_PYTHON) tests/load/soak.py
 
 # Needs a GPU and NVIDIA's compute-sanitizer. Without torch's cache of memory every tensor has its own bounds.
 SANITIZE = PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1
