@@ -105,3 +105,16 @@ def test_an_error_of_the_server_is_not_a_measurement():
 
     with pytest.raises(RuntimeError, match="request 0: HTTP 500: no voice"):
         measure(Broken())
+
+
+def test_a_server_that_ends_at_once_shows_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "ROOT", tmp_path)
+    started = server.Server(str(tmp_path / "no-model"), None, False, "none")
+    started.process.kill()
+    (tmp_path / "out/bench-server-none.log").write_text("what went wrong\n")
+    try:
+        with pytest.raises(RuntimeError, match=r"ended with -9; the end of .*\nwhat went wrong"):
+            started.wait()
+    finally:
+        started.stop()
+    assert started.process.poll() is not None
