@@ -34,6 +34,7 @@ def check_sampling_params(params: Any, *, int64_seed: bool = False) -> None:
     seed = _get(params, "seed")
     if seed is not None:
         _client_errors(_check_int64_seed if int64_seed else check_seed, seed, "seed")
+    _client_errors(_check_no_bools, params)
     check_request(_get(params, "extra_args"))
 
 
@@ -65,6 +66,7 @@ def guard_create_speech(create_speech: Callable) -> Callable:
             seed = await _raw_seed(raw_request, request.seed)
             if seed is not None:
                 _client_errors(check_seed, seed, "seed")
+            _client_errors(_check_no_bools, request.extra_params)
             check_request(request.extra_params)
         except OmniClientError as error:
             return self.create_error_response(error.message)
@@ -98,6 +100,17 @@ def _check_int64_seed(seed: Any, name: str) -> None:
     check_seed(seed, name)
     if seed >= 2**63:
         raise ValueError(f"{name} must be below 2**63 with the V2 model runner, got {seed!r}")
+
+
+def _check_no_bools(params: Any) -> None:
+    """The numbers that ``extra_params`` may set.
+
+    vLLM's own checks take a bool for one, its wire format does not: the engine's input thread would end.
+    """
+    for name in ("temperature", "top_p", "top_k"):
+        value = _get(params, name)
+        if isinstance(value, bool):
+            raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def _runs_v2(stage: Any) -> bool:

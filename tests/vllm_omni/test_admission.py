@@ -3,7 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from vllm import SamplingParams
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm_omni.entrypoints.omni_base import OmniBase
 from vllm_omni.errors import OmniClientError
 
@@ -97,6 +100,19 @@ def test_the_clients_door_refuses_bad_seeds(seed):
     for bad in (params(seed), params(1, tts_local_seed=seed), *mappings):
         with pytest.raises(OmniClientError, match="seed"):
             client().resolve_sampling_params_list([bad, params()])
+
+
+@pytest.mark.parametrize("key", ["temperature", "top_p", "top_k"])
+def test_a_bool_that_the_wire_would_not_take_is_refused_at_both_doors(key):
+    bad = SamplingParams()
+    setattr(bad, key, True)  # as the speech endpoint does with extra_params
+    bad._verify_args()
+    with pytest.raises(msgspec.ValidationError):
+        MsgpackDecoder(SamplingParams).decode(MsgpackEncoder().encode(bad))
+    with pytest.raises(OmniClientError, match=f"{key} must be a number, got True"):
+        client().resolve_sampling_params_list([bad, params()])
+    kind, message = http({"extra_params": {key: True}}, None)
+    assert kind == "error" and key in message
 
 
 def test_the_v2_runners_sampler_takes_only_int64_seeds():
