@@ -54,16 +54,20 @@ def join_generate(generate: Callable) -> Callable:
 
 def _seeded(client: Any, request_id: str, stages: Any) -> Any:
     """The parameter list of the request's stages, its first with a seed if it may have a fresh one."""
+    from vllm.sampling_params import SamplingParams
+
     if stages is None and gives_fresh_seeds():
         stages = client.resolve_sampling_params_list(None, allow_delta_coercion=True)
     if not isinstance(stages, Sequence) or isinstance(stages, (str, bytes)) or not stages:
         return stages
     talker = stages[0]
+    if not isinstance(talker, SamplingParams):
+        return stages  # a diffusion stage
     try:
         seed = read_row(getattr(talker, "extra_args", None), Parameters()).seed
     except (TypeError, ValueError):
         return stages  # refused in a moment, by name
-    if seed is not None or not gives_fresh_seeds() or not hasattr(talker, "clone"):
+    if seed is not None or not gives_fresh_seeds():
         logger.debug("rowseed: request %s: seed %s (RNG scheme %d)", request_id, seed, SCHEME)
         return stages
     seed = secrets.randbits(SEED_BITS)

@@ -28,7 +28,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT = ROOT / ".cache" / "tiny-qwen3-tts"
 
-START_S, STOP_S = 240, 60
+START_S, STOP_S = 360, 60
 """Longest start and stop of the server, in seconds."""
 
 WARM_UP = 50

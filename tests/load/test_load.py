@@ -13,6 +13,6 @@ sys.path.append(str(Path(__file__).parent))
 def test_a_server_keeps_its_promises_under_mixed_requests(tmp_path):
     from soak import soak
 
-    report = soak(24, log=tmp_path / "server.log", limit_s=400, fresh=True)
+    report = soak(24, log=tmp_path / "server.log", limit_s=450, fresh=True)
     report.check()
     assert all(report.kinds.values()), report.kinds

@@ -80,8 +80,11 @@ def test_the_stages_defaults_are_not_touched(choice):
         assert call.stages[0].seed is not None and call.stages[1] is Client.defaults[1]
 
 
-@pytest.mark.parametrize("stages", ["abc", [], [seeded("x")], {"seed": 1}], ids=repr)
-def test_what_will_be_refused_goes_through_as_it_is(choice, stages):
+DIFFUSION = SimpleNamespace(seed=None, extra_args=None, clone=lambda: None)
+
+
+@pytest.mark.parametrize("stages", ["abc", [], [seeded("x")], {"seed": 1}, [DIFFUSION]], ids=repr)
+def test_what_is_no_talkers_or_will_be_refused_goes_through_as_it_is(choice, stages):
     assert Client().generate("hello", sampling_params_list=stages).stages is stages
 
 
