@@ -97,7 +97,7 @@ def _number(value: Any, name: str, accepted: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        bits = value.bit_length()
+        bits = int(value).bit_length()  # only an int overflows
         raise ValueError(f"{name} must be a number {accepted}, got an int of {bits} bits") from None
 
 
