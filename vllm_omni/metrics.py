@@ -45,6 +45,7 @@ class Counters:
         self._logged = (time.monotonic(), self.snapshot())
         self._lock = threading.Lock()
         self._writer: threading.Timer | None = None
+        self._made_folder = False
         self._prometheus = _prometheus_counters()
 
     def count_rows(self, seeded: int, unseeded: int) -> None:
@@ -126,9 +127,13 @@ class Counters:
         path = Path(directory) / f"rowseed-{os.getpid()}.json"
         partial = path.with_suffix(".tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._made_folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._made_folder = True
             partial.write_text(json.dumps(self.snapshot()))
             partial.replace(path)
+        except FileNotFoundError:
+            return  # the process that made the folder has ended and taken it along
         except OSError as error:
             logger.warning("rowseed: cannot write %s: %s", path, error)
 

@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -131,6 +132,18 @@ def test_the_stats_file_holds_the_last_counts(fresh, monkeypatch, tmp_path):
     fresh.count_rows(1, 0)
     fresh._writer.join(timeout=10)
     assert json.loads(path.read_text())["rows"]["seeded"] == 3
+
+
+def test_a_folder_that_its_owner_removed_stays_away(fresh, monkeypatch, tmp_path, log):
+    """A worker that ends after the process that made the folder must not make it again."""
+    folder = tmp_path / "stats"
+    fresh.count_rows(1, 0)
+    fresh._write(str(folder))
+    assert len(list(folder.iterdir())) == 1
+    shutil.rmtree(folder)
+    fresh._write(str(folder))
+    assert not folder.exists()
+    assert not log
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(fresh, monkeypatch, tmp_path, log):
