@@ -201,9 +201,7 @@ def summary(records: list[Record], console: Console) -> None:
             table.add_column(f"B = {batch}", justify="right")
         for impl in dict.fromkeys(impl for impl, _ in points):
             cells = [points.get((impl, batch)) for batch in batches]
-            table.add_row(
-                impl, *("{p50_us:.1f} ({p20_us:.1f}-{p80_us:.1f})".format(**c) if c else "" for c in cells)
-            )
+            table.add_row(impl, *(f"{cell['p50_us']:.1f}" if cell else "" for cell in cells))
         console.print(table)
 
 

@@ -71,9 +71,9 @@ def frame(rows: list[Record]) -> str:
 
 def host(rows: list[Record]) -> str:
     columns = [column for column in HOST_COLUMNS if column in rows[0]]
-    head = ["a step on the host, median µs", "seeded", *(HOST_COLUMNS[column] for column in columns)]
-    body = ([f"{row['rows']} rows", row["seeded"], *(row[column] for column in columns)] for row in rows)
-    return markdown(head, body)
+    head = ["rows of a step", "seeded", *(HOST_COLUMNS[column] for column in columns)]
+    body = ([row["rows"], row["seeded"], *(row[column] for column in columns)] for row in rows)
+    return "Host time of a step, median µs:\n\n" + markdown(head, body)
 
 
 def server(rows: list[Record]) -> str:
@@ -159,7 +159,7 @@ def in_short(name: str, folder: Path) -> str:
     if name == "flips":
         plain = [r for r in rows if r["noise_sd"] == 0.01 and r["dtype"] == "bfloat16" and r["logit_sd"] == 2]
         return "noise .01: " + ", ".join(f"{r['rule']} {r['share']:.3f}" for r in plain)
-    row = rows[-1]
+    row = ([r for r in rows if r.get("seeded") == "all"] or rows)[-1]
     if name == "host":
         return "{} rows: {} µs, vLLM-Omni V1 {}, V2 {}".format(
             row["rows"], *(number(row[key]) for key in ("ours_us", "peer_v1_us", "peer_v2_us"))
