@@ -38,7 +38,7 @@ from records import ROOT, Record, write_json
 SAMPLE_RATE, SAMPLE_BYTES = 24_000, 2
 """Of Qwen3-TTS's audio as 16-bit PCM."""
 
-START_S, REQUEST_S, STOP_S = 240, 120, 20
+START_S, REQUEST_S, STOP_S = 420, 120, 20
 """Longest start of a server, answer to a request, and polite stop, in seconds."""
 
 TEXTS = (
