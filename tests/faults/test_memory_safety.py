@@ -91,7 +91,8 @@ CASES = (
     (3, 2, 63, torch.bfloat16, 5, 1.0, False),
     (1, 3, 1025, torch.float32, 50, 0.8, False),
     (5, 1, 257, torch.bfloat16, 0, 1.0, True),
-    (1, 1, fused.ONE_BLOCK + 1, torch.bfloat16, 50, 0.9, True),
+    (1, 1, fused.ONE_BLOCK + 1, torch.bfloat16, fused.SLOTS + 1, 0.9, True),
+    (2, 1, fused.ONE_BLOCK + 1, torch.float16, fused.SLOTS - 1, 0.9, True),  # in parts, with scratch memory
 )
 
 
@@ -107,6 +108,8 @@ def test_no_access_outside(B, C, V, dtype, top_k, top_p, gather, tensors, monkey
     temperature = Window((B,), torch.float32, fill=torch.full((B,), 0.9))
     top_ks = Window((B,), torch.int32, fill=torch.full((B,), top_k))
     top_ps = Window((B,), torch.float32, fill=torch.full((B,), top_p))
+    min_ps = Window((B,), torch.float32, fill=torch.full((B,), 0.001))
+    logprob = Window(shape[:-1], torch.float32, gaps=[4] * (len(shape) - 2))
     table = Window((V, D), dtype, fill=torch.randn(V, D, generator=generator))
     next_table = Window((V + 2, E), dtype, fill=torch.randn(V + 2, E, generator=generator))
     total = Window((B, D), torch.float32, fill=torch.randn(B, D, generator=generator))
@@ -121,23 +124,13 @@ def test_no_access_outside(B, C, V, dtype, top_k, top_p, gather, tensors, monkey
         streams.view[0, 2] = B - 1  # the last row is past the number of rows in use
         idle.append(B - 1)
     active = [row for row in range(B) if row not in idle]
-    windows = [
-        logits,
-        out,
-        status,
-        temperature,
-        top_ks,
-        top_ps,
-        streams,
-        table,
-        next_table,
-        total,
-        next_input,
-    ]
+    windows = [logits, out, status, logprob, temperature, top_ks, top_ps, min_ps, streams]
+    windows += [table, next_table, total, next_input]
 
-    arguments = {"temperature": 0.9, "top_k": top_k, "top_p": top_p, "codebook": 2}
+    arguments = {"temperature": 0.9, "top_k": top_k, "top_p": top_p, "min_p": 0.001, "codebook": 2}
     if tensors:
-        arguments |= {"temperature": temperature.view, "top_k": top_ks.view, "top_p": top_ps.view}
+        arguments |= {"temperature": temperature.view, "top_k": top_ks.view}
+        arguments |= {"top_p": top_ps.view, "min_p": min_ps.view}
     clean_total = total.view.clone()
     epilogue = clean_epilogue = None
     if gather:
@@ -157,30 +150,40 @@ def test_no_access_outside(B, C, V, dtype, top_k, top_p, gather, tensors, monkey
         return tuple(scratch)
 
     monkeypatch.setattr(fused, "_scratch", recorded_scratch)
+    scratch = []
+
+    def poisoned_scratch(parts, device):
+        sizes = (parts * fused.SLOTS, torch.float32), (parts * fused.SLOTS, torch.int32), (parts, torch.int32)
+        scratch.extend(Window((size,), dtype) for size, dtype in sizes)
+        return tuple(window.view for window in scratch)
+
+    monkeypatch.setattr(fused, "_scratch", poisoned_scratch)
     with recorded(monkeypatch) as (loads, stores):
         sample(
             logits.view,
             streams.view,
             out=out.view,
             status=status.view,
+            logprob=logprob.view,
             gather=epilogue,
             backend="triton",
             **arguments,
         )
 
-    readable = [logits.view[active], streams.view, table.view, next_table.view]
-    readable = [addresses(tensor) for tensor in readable[1:]] + [
-        addresses(logits.view[row]) for row in active
-    ]
-    readable += [
-        addresses(tensor.view[row : row + 1]) for tensor in (temperature, top_ks, top_ps) for row in active
-    ]
+    readable = [addresses(tensor) for tensor in (streams.view, table.view, next_table.view)]
     written = [addresses(out.view)]
     for row in active:
-        written += [addresses(tensor.view[row : row + 1]) for tensor in (status, total, next_input)]
-        readable.append(addresses(total.view[row : row + 1]))
-    readable += [addresses(tensor) for tensor in scratch]
-    written += [addresses(tensor) for tensor in scratch]
+        here = slice(row, row + 1)
+        read = logits, temperature, top_ks, top_ps, min_ps, total
+        readable += [addresses(window.view[here]) for window in read]
+        written += [addresses(window.view[here]) for window in (status, logprob, total, next_input)]
+    for window in scratch:
+        share = len(window.view) // B
+        used = [addresses(window.view[row * share : (row + 1) * share]) for row in active]
+        readable += used
+        written += used
+    windows += scratch
+    assert bool(scratch) == (V > fused.ONE_BLOCK and (tensors or top_k <= fused.SLOTS))
     assert loads <= set(np.concatenate(readable).tolist())
     assert stores <= set(np.concatenate(written).tolist())
     assert loads >= {address for row in active for address in addresses(logits.view[row]).tolist()}
