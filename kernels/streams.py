@@ -25,6 +25,8 @@ def check_seed(value: object, name: str = "seed") -> int:
     value: an int in [-2**63, 2**64); -1 and 2**64 - 1 are one seed. Raises TypeError for anything
     that is no integer (bool, float and str included) and ValueError outside the range.
     """
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return value  # first, since it runs for every seeded row of every step
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an int in [-2**63, 2**64), got {value!r}")
     if not -(2**63) <= value < 2**64:

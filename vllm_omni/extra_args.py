@@ -47,7 +47,7 @@ def read_row(extra_args: Any, defaults: Parameters, seed_arg: str | None = SEED_
     seed = extra_args.get(seed_arg) if seed_arg else None
     offset = extra_args.get(OFFSET_ARG)
     return RowArgs(
-        None if seed is None else check_seed(seed, str(seed_arg)),
+        None if seed is None else check_seed(seed, seed_arg or SEED_ARG),
         0 if offset is None else check_seed(offset, OFFSET_ARG),
         # This runs for every row of every frame, and nearly always there are none.
         defaults if PARAMETER_ARGS.isdisjoint(extra_args) else read_parameters(extra_args, defaults),
