@@ -11,6 +11,7 @@ from rowseed.kernels import noise
 from rowseed.kernels.philox import SCHEME, TAG_GLOBAL, TAG_SEEDED, philox4x32
 
 
+@torch.no_grad()
 def sample(
     logits: torch.Tensor,  # [B, C, V]
     streams: torch.Tensor,  # int64 [N, 3]

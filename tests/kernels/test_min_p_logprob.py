@@ -106,6 +106,14 @@ def test_logprob_beside_the_epilogue(backend, lines):
     assert torch.equal(logprob, alone) and (alone < 0).all()
 
 
+def test_outputs_stay_outside_of_autograd(backend, lines):
+    logits = torch.randn(2, 64, requires_grad=True)
+    table = torch.randn(64, 5, requires_grad=True)
+    total, logprob = torch.zeros(2, 5), torch.zeros(2)
+    backend.sample(logits, lines((1, 0), (2, 0)), logprob=logprob, gather=Gather(table, total))
+    assert not logprob.requires_grad and not total.requires_grad
+
+
 @pytest.mark.parametrize("min_p", [-0.1, 1.5, math.nan, True, "0.1"])
 def test_refuses_a_bad_min_p(lines, min_p):
     with pytest.raises((TypeError, ValueError), match="min_p must be"):
