@@ -289,7 +289,8 @@ def store_candidates(
     failed = 1
     bound, top = _first_bound(x, k, GROUPS, VEC)
     if top < _INF_KEY:
-        words, upto, n = _find(x, bound, top, k, GROUPS, VEC)
+        # A part may hold nothing live, or lie past the row's end: no candidates, but no failure.
+        words, upto, n = _find(x, bound, tl.maximum(top, _LOWEST_KEY), k, GROUPS, VEC)
         if n <= THREADS:
             position = _token(_pull(words, upto, GROUPS), THREADS, x.shape[0] // THREADS, VEC)
             value = tl.load(logits_ptr + position, mask=slot < n, other=-_INF).to(tl.float32)

@@ -38,6 +38,20 @@ def draw(logits, lines, backend):
 
 @pytest.mark.skipif(not fused.INTERPRETED, reason="needs Triton's interpreter")
 @pytest.mark.parametrize("part", [2048, 4096])
+def test_only_parts_that_must_take_the_long_way(logits, lines, monkeypatch, part):
+    """Otherwise the tests here would see nothing of the split: the long way gives the same codes."""
+    monkeypatch.setattr(fused, "PART", part)
+    scratch = []
+    make = fused._scratch
+    monkeypatch.setattr(fused, "_scratch", lambda *args: scratch.append(make(*args)) or scratch[-1])
+    draw(logits, lines, "triton")
+    failed = scratch[0][2].view(len(ROWS), 8)
+    # Not the row of top_k 128: more than 128 logits are equal at its bound.
+    assert failed[[0, 2]].tolist() == [[0] * 8] * 2
+
+
+@pytest.mark.skipif(not fused.INTERPRETED, reason="needs Triton's interpreter")
+@pytest.mark.parametrize("part", [2048, 4096])
 def test_any_parts_give_the_reference(logits, lines, monkeypatch, part):
     monkeypatch.setattr(fused, "PART", part)
     assert fused.parts_of(V) == 8
