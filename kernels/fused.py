@@ -436,7 +436,10 @@ def _wide_mass(logits_ptr, at_least, largest, scale, lowest, V, MIN_P: tl.conste
     return total
 
 
-@triton.jit(do_not_specialize=["top_k", "top_k_stride"])
+@triton.jit(
+    do_not_specialize=["top_k", "top_k_stride"],
+    do_not_specialize_on_alignment=["streams_ptr", "top_ks_ptr"],
+)
 def _split_kernel(
     logits_ptr, row_stride, codebook_stride, V, C, streams_ptr, top_ks_ptr, top_k_stride, top_k,
     values_ptr, ids_ptr, failed_ptr,
