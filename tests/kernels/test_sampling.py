@@ -385,7 +385,8 @@ def test_torch_compile_sees_one_opaque_op():
 def test_op_registration():
     streams = torch.tensor([[0, 0, 2], [1, 0, SEEDED], [2, 0, SEEDED]])
     arguments = (
-        batch(2), streams, 0.9, None, 50, None, 1.0, torch.tensor([0.9, 1.0]), 1, torch.zeros(2).long(),
-        torch.zeros(2).int(), torch.ones(261, 4), torch.zeros(2, 4), None, None, "torch",
+        batch(2), streams, 0.9, None, 50, None, 1.0, torch.tensor([0.9, 1.0]), 0.0, torch.tensor([0.1, 0.0]),
+        1, torch.zeros(2).long(), torch.zeros(2).int(), torch.zeros(2), torch.ones(261, 4), torch.zeros(2, 4),
+        None, None, "torch",
     )  # fmt: skip
     torch.library.opcheck(torch.ops.rowseed.sample.default, arguments)

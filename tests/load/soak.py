@@ -125,6 +125,8 @@ def serving(log: Path, **environment: str) -> Iterator[Server]:
     command += ["--omni", "--deploy-config", str(ROOT / "examples" / "cpu.yaml"), "--trust-remote-code"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     defaults = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    # The log is read for INFO lines, and other tests of this process make it quieter.
+    defaults["VLLM_LOGGING_LEVEL"] = "INFO"
     # A background job of a shell ignores it, and the server would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(log, "wb") as file:
