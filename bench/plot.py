@@ -51,15 +51,19 @@ def distinct(rows: Iterable[Record], column: str) -> list:
     return list(dict.fromkeys(row[column] for row in rows))
 
 
+OUR_LINES = (("-", "o"), ("--", "X"), (":", "P"))
+
+
 class Looks:
     """A colour, marker and line for each name, the same in every panel; this project's are red, on top."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        others, ours = iter(zip(OTHERS, MARKERS, strict=True)), iter(("-", "--", ":"))
+        others, ours = iter(zip(OTHERS, MARKERS, strict=True)), iter(OUR_LINES)
         self.of = {}
         for name in names:
             if name.startswith("rowseed"):
-                look = {"color": OURS, "marker": "o", "linestyle": next(ours), "zorder": 5}
+                line, marker = next(ours)
+                look = {"color": OURS, "marker": marker, "linestyle": line, "zorder": 5}
             else:
                 color, marker = next(others)
                 look = {"color": color, "marker": marker, "zorder": 3}
