@@ -82,7 +82,7 @@ def _tool(name, *arguments):
 @dataclass(frozen=True)
 class MachineCode:
     registers: int
-    spilled_bytes: int
+    spilled: int  # bytes of memory; on AMD also registers, those kept in lanes of others included
     instructions: Counter  # SASS or amdgcn mnemonics
     ptx: str  # empty on AMD
 
@@ -91,8 +91,8 @@ def machine_code(compiled) -> MachineCode:
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
         numbers = dict(re.findall(r"\.(\w+):\s+(\d+)\s*$", text, re.M))
-        # Scalar registers are "spilled" into lanes of vector registers: no memory, so not counted.
-        spilled = int(numbers["vgpr_spill_count"]) + int(numbers["private_segment_fixed_size"])
+        kinds = ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
+        spilled = sum(int(numbers[kind]) for kind in kinds)
         mnemonics = re.findall(r"^\s+([vs]_\w+)", text, re.M)
         return MachineCode(int(numbers["vgpr_count"]), spilled, Counter(mnemonics), "")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:

@@ -43,7 +43,7 @@ def test_no_spills(target, dtype):
         for launch in launches(dtype, n):
             code = machine_code(launch.compile(target))
             name = launch.kernel.fn.__name__
-            assert code.spilled_bytes == 0, (name, target, code.spilled_bytes)
+            assert code.spilled == 0, (name, target, code.spilled)
 
 
 def test_positions_share_one_kernel():
