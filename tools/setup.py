@@ -55,10 +55,13 @@ def fingerprint(device: str) -> str:
 
 
 def pip(*arguments: str) -> None:
-    subprocess.run([PYTHON, "-m", "pip", "install", "-qq", *arguments], cwd=ROOT, check=True)
+    # Python compiles what is imported when it is; all of it here would take longer than its download.
+    command = [PYTHON, "-m", "pip", "install", "-qq", "--no-compile", *arguments]
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def install(device: str) -> None:
+    pip("-r", "requirements/pip.txt")
     if device == "cpu":
         pip("-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
         pip("--no-deps", "-r", "requirements/cpu-no-deps.txt")
@@ -95,7 +98,7 @@ def install_omni(release: str, environment: Path) -> None:
     # A plain line with the folder's name would leave out its own .pth files, this project's among them.
     (packages / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
     requirements = f"requirements/omni-{release}.txt"
-    pip("--no-deps", "--no-compile", "--target", str(packages), "-r", requirements)
+    pip("--no-deps", "--target", str(packages), "-r", requirements)
 
 
 def link_import_root() -> None:
