@@ -122,7 +122,7 @@ class Rowseed(Sampler):
             top_p=self.top_p,
             codebook=codebook,
             out=self.codes[:, codebook],
-            backend="torch" if self.device.type == "cpu" and not interpreted() else "triton",
+            backend="triton" if interpreted() else None,
         )
 
     def reference(self, codebook: int = 0) -> torch.Tensor:

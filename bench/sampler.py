@@ -1,7 +1,7 @@
 """The sampler beside its peers: time of one draw for a whole batch, on the same logits in one run.
 
 On a GPU: eager and in a CUDA graph of 15 draws, L2 cache warm and cold, CUDA events. On a CPU: the
-torch path of this project and the peers that run there. No time is taken of a path before its
+project's CPU path and the peers that run there. No time is taken of a path before its
 codes on the same inputs are right (bench/gate.py; this project's also bit for bit against the
 torch reference). `--dry-run` runs every GPU case at a tiny size in Triton's interpreter.
 """

@@ -58,7 +58,7 @@ def sampler(rows: list[Record]) -> str:
     head = ["one draw, median µs", *(f"B = {batch}" for batch in batches), f"seeds / none, B = {middle}"]
     note = f"V = 2048, bfloat16, top-k 50, every row seeded, {mode}."
     if rows[0]["driver"] == "none":
-        note += " On a CPU rowseed draws with its torch reference; its Triton kernel needs a GPU."
+        note += " On a CPU numba's code draws for rowseed; its Triton kernel needs a GPU."
     return f"{note}\n\n{markdown(head, table)}"
 
 

@@ -1,4 +1,4 @@
-"""The torch reference of the sampler, and the CPU's way: the kernel's codes, bit for bit.
+"""The torch reference of the sampler, on any device: the kernel's codes, bit for bit.
 
 Filters first, on values alone; then the noise of the kept tokens only.
 """

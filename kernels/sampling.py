@@ -1,10 +1,14 @@
 """``sample``: from logits and row streams to codes, in one launch.
 
 The operator ``rowseed::sample`` is opaque to torch.compile and to graph capture. CUDA tensors go to
-the Triton kernel (``fused.py``), CPU tensors to the torch reference (``reference.py``); both give the
-same codes, bit for bit.
+the Triton kernel (``fused.py``), CPU tensors to the same arithmetic compiled by numba (``cpu.py``), or
+where that cannot be had to the torch reference (``reference.py``); all give the same codes, bit for bit.
 """
 
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +25,10 @@ except ModuleNotFoundError as error:  # Triton has no wheel for this platform
         raise
     fused = None  # type: ignore[assignment]
 
+logger = logging.getLogger("rowseed")
+
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+BACKENDS = ("triton", "numba", "torch")
 LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CODEBOOKS = 65536
 """Codebook indices have 16 bits of the counter."""
@@ -76,7 +84,9 @@ def sample(
     logprob : float32 of out's shape: natural logarithm of the code's probability among what the filters
         kept, at this temperature (``noise.log_share``); 0 for a greedy row. Same bits on every backend.
     gather : Epilogue for logits [B, V]: embedding sums and the next step's input.
-    backend : "triton", "torch", or None for the device's own.
+    backend : "triton", "numba" (CPU tensors only), "torch", or None for the device's own: Triton for
+        CUDA; numba for a CPU, or torch where numba is missing or fails, which is logged once. The first
+        draw with numba in a process takes some seconds to compile.
 
     Rows at or past the streams' number of rows, and those flagged inactive, get code 0; nothing
     else of theirs is read or written.
@@ -174,6 +184,8 @@ def _run(
     )  # fmt: skip
     if backend == "torch":
         reference.sample(*arguments)
+    elif backend == "numba":
+        _cpu_sample()(*arguments)
     elif logits.is_cuda and logits.device.index != torch.cuda.current_device():
         with torch.cuda.device(logits.device):
             fused.sample(*arguments)
@@ -196,17 +208,35 @@ def _fake(*_: object) -> None:
     """Every result is an argument, so shapes are the caller's."""
 
 
+@functools.cache
+def _cpu_sample() -> Callable[..., None]:
+    """Numba's way, compiled now; the torch reference if that fails in any way."""
+    try:
+        from rowseed.kernels import cpu
+    except Exception as error:
+        logger.warning(
+            "rowseed: CPU tensors are sampled by the torch reference, with the same codes but slowly:"
+            " numba cannot be used (%s: %s)", type(error).__name__, error,
+        )  # fmt: skip
+        return reference.sample
+    return cpu.sample
+
+
 def _resolve(backend: str | None, device: torch.device) -> str:
-    if backend not in (None, "triton", "torch"):
-        raise ValueError(f"backend must be None, 'triton' or 'torch', got {backend!r}")
     if backend is None:
-        return "torch" if device.type == "cpu" else "triton"
+        return "numba" if device.type == "cpu" else "triton"
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be None, 'triton', 'numba' or 'torch', got {backend!r}")
+    if backend == "numba" and device.type != "cpu":
+        raise ValueError(f"backend must be 'triton' or 'torch' for tensors on {device}, got 'numba'")
+    if backend == "numba" and not HAS_NUMBA:
+        raise ValueError("backend must be 'torch' where numba is not installed, got 'numba'")
     if backend == "triton" and fused is None:
         raise ValueError("backend must be 'torch' where Triton is not installed, got 'triton'")
     if backend == "triton" and device.type == "cpu" and not fused.INTERPRETED:
         raise ValueError(
-            "backend must be 'torch' for CPU tensors, got 'triton' (Triton's interpreter runs it there if"
-            " TRITON_INTERPRET=1 is set before triton is imported)"
+            "backend must be 'numba' or 'torch' for CPU tensors, got 'triton' (Triton's interpreter runs it"
+            " there if TRITON_INTERPRET=1 is set before triton is imported)"
         )
     return backend
 

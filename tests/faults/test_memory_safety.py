@@ -6,7 +6,11 @@ rows that are inactive or past the batch's number lend it only their code. On a 
 """
 
 import math
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +26,7 @@ from rowseed.kernels.streams import INACTIVE, RowStreams
 pytestmark = pytest.mark.skipif(not fused.INTERPRETED, reason="records the Triton interpreter's addresses")
 
 SENTINEL = -7
+ROOT = Path(__file__).parents[2]
 
 
 class Window:
@@ -143,14 +148,6 @@ def test_no_access_outside(B, C, V, dtype, top_k, top_p, gather, tensors, monkey
     )
 
     scratch = []  # what a split vocabulary writes in one launch and reads in the next
-    allocate = fused._scratch
-
-    def recorded_scratch(*args):
-        scratch.extend(allocate(*args))
-        return tuple(scratch)
-
-    monkeypatch.setattr(fused, "_scratch", recorded_scratch)
-    scratch = []
 
     def poisoned_scratch(parts, device):
         sizes = (parts * fused.SLOTS, torch.float32), (parts * fused.SLOTS, torch.int32), (parts, torch.int32)
@@ -207,3 +204,22 @@ def test_the_recorder_catches_a_kernel_that_goes_one_too_far(monkeypatch):
         _copies_one_too_many[(1,)](source.view, target.view, 6, BLOCK=16)
     assert loads - set(addresses(source.view).tolist()) == {source.view.data_ptr() + 24}
     assert stores - set(addresses(target.view).tolist()) == {target.view.data_ptr() + 24}
+
+
+def test_numba_stays_inside_its_arrays():
+    """The sampler's tests once more, compiled with every index checked."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "numba"]
+    files = [
+        "tests/kernels/test_sampling.py",
+        "tests/kernels/test_min_p_logprob.py",
+        "tests/kernels/test_reference.py",
+    ]
+    done = subprocess.run(
+        [*command, *files],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout

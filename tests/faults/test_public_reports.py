@@ -22,7 +22,7 @@ Z_TOLERANCE = 5.0
 """Standard errors that a frequency may be off: one false alarm in about two million."""
 
 
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=["torch", "numba", "triton"])
 def backend(request):
     if request.param == "triton" and not fused.INTERPRETED and not torch.cuda.is_available():
         pytest.skip("the Triton interpreter is off and there is no GPU")

@@ -1,4 +1,4 @@
-"""Both backends behind one call, and the batches that the sampler's tests share."""
+"""The backends behind one call, and the batches that the sampler's tests share."""
 
 import backends
 import pytest
@@ -10,7 +10,7 @@ def triton_backend():
     return backends.Triton
 
 
-@pytest.fixture(params=[backends.Torch, backends.Triton], ids=["torch", "triton"])
+@pytest.fixture(params=[backends.Torch, backends.Numba, backends.Triton], ids=["torch", "numba", "triton"])
 def backend(request):
     """An object whose ``sample`` is the public function on one backend, CPU tensors in and out."""
     return request.param

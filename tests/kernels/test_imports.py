@@ -22,7 +22,19 @@ def run(code):
 def test_the_sampler_imports_neither_vllm_nor_vllm_omni():
     imported = run(SAMPLE + "import sys; print(*{name.partition('.')[0] for name in sys.modules})").split()
     assert "triton" in imported
-    assert not {"vllm", "vllm_omni", "scipy", "hypothesis"} & set(imported)
+    assert not {"vllm", "vllm_omni", "hypothesis"} & set(imported)
+
+
+def test_without_numba_torch_draws_and_the_log_says_so_once():
+    off = "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"
+    printed = []
+    for start in ("", "import sys; sys.modules['numba'] = None", off):
+        code = start + SAMPLE + "print(*codes.tolist(), *sample(torch.ones(1, 99), packed).tolist())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        printed.append(done.stdout)
+        assert done.stderr.count("sampled by the torch reference, with the same codes") == bool(start)
+        assert done.stderr.count("\n") == bool(start), done.stderr
+    assert len(set(printed)) == 1
 
 
 def test_the_torch_path_needs_no_triton():

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import device_functions
+import numba
 import numpy as np
 import oracle
 import pytest
 import torch
 from backends import on_device
 
-from rowseed.kernels import noise
+from rowseed.kernels import cpu, noise
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_scheme1.json").read_text())
 ABSOLUTE_ERROR = 1.3e-6
@@ -28,11 +29,29 @@ def words():
     return torch.cat([torch.tensor(EDGES), random]).sort().values
 
 
-@pytest.fixture(params=["torch", "triton"])
+def by_numba(function, given, returned):
+    """One of ``cpu``'s functions of a number as a function of a tensor."""
+
+    @numba.njit
+    def each(values, results):
+        for i in range(len(values)):
+            results[i] = function(values[i])
+
+    def call(values):
+        results = np.empty(len(values), returned)
+        each(values.numpy().astype(given), results)
+        return torch.from_numpy(results)
+
+    return call
+
+
+@pytest.fixture(params=["torch", "numba", "triton"])
 def functions(request):
     """(gumbel, mass) of one backend."""
     if request.param == "torch":
         return noise.gumbel, noise.mass
+    if request.param == "numba":
+        return by_numba(cpu._gumbel, np.uint64, np.float32), by_numba(cpu._mass, np.float32, np.int64)
     return on_device(device_functions.gumbel), on_device(device_functions.mass)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from backends import on_device
 
+from rowseed.kernels import cpu
 from rowseed.kernels.philox import philox4x32
 
 ONES = 0xFFFFFFFF
@@ -30,6 +31,8 @@ def tensors(words):
 def test_known_answers(counter, key, expected):
     assert tuple(int(w) for w in philox4x32(tensors(counter), tensors(key))) == expected
     assert tuple(int(w) for w in oracle.philox(counter, key)) == expected
+    offset, seed = (np.uint64(low | high << 32) for low, high in (counter[:2], key))
+    assert cpu._philox(offset, np.uint64(counter[2]), np.uint64(counter[3]), seed) == expected
 
 
 def test_random_blocks_equal_numpy():

@@ -1,11 +1,11 @@
-"""Random calls: the torch reference against the independent numpy oracle, and Triton against both."""
+"""Random calls: torch and numba against the independent numpy oracle, and Triton against torch."""
 
 import math
 
 import numpy as np
 import oracle
 import torch
-from backends import Torch, Triton
+from backends import Numba, Torch, Triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,8 +84,10 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @settings(max_examples=300, deadline=None, suppress_health_check=SLOW, derandomize=True)
 @given(calls())
-def test_torch_equals_the_oracle(call):
-    assert by_backend(Torch, call) == by_oracle(call)
+def test_torch_and_numba_equal_the_oracle(call):
+    expected = by_oracle(call)
+    assert by_backend(Torch, call) == expected
+    assert by_backend(Numba, call) == expected
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=SLOW, derandomize=True)
@@ -103,4 +105,4 @@ def test_the_oracle_equals_torch_at_full_size():
         temperature=[0.9, 1.0, 0.5, 1.3, 0.9, 0.7], top_k=[50, 0, 200, 50, 1, 2047],
         top_p=[1.0, 0.9, 0.8, 0.3, 1.0, 0.999], codebook=15,
     )  # fmt: skip
-    assert by_backend(Torch, call) == by_oracle(call)
+    assert by_backend(Torch, call) == by_backend(Numba, call) == by_oracle(call)

@@ -1,4 +1,4 @@
-"""``sample`` on both backends: golden codes, invariance, the epilogue, inactive rows, refusals, the op."""
+"""``sample`` on every backend: golden codes, invariance, the epilogue, inactive rows, refusals, the op."""
 
 import json
 import math
@@ -307,7 +307,12 @@ REFUSED = [
     (dict(out=torch.zeros(2).int()), TypeError, "out must be int64, got torch.int32"),
     (dict(out=torch.zeros(2, 1).long()), ValueError, r"out must have shape \[2\], got \[2, 1\]"),
     (dict(status=torch.zeros(2).long()), TypeError, "status must be int32, got torch.int64"),
-    (dict(backend="cuda"), ValueError, "backend must be None, 'triton' or 'torch', got 'cuda'"),
+    (dict(backend="cuda"), ValueError, "backend must be None, 'triton', 'numba' or 'torch', got 'cuda'"),
+    (
+        dict(logits=LOGITS.to("meta"), streams=LINES.to("meta"), backend="numba"),
+        ValueError,
+        "backend must be 'triton' or 'torch' for tensors on meta, got 'numba'",
+    ),
 ]
 
 
@@ -344,7 +349,9 @@ def test_gather_takes_one_code_a_row():
 
 def test_triton_on_the_cpu_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(fused, "INTERPRETED", False)
-    with pytest.raises(ValueError, match=r"backend must be 'torch' for CPU tensors, got 'triton'.*INTERPRET"):
+    with pytest.raises(
+        ValueError, match=r"must be 'numba' or 'torch' for CPU tensors, got 'triton'.*INTERPRET"
+    ):
         sample(LOGITS, LINES, backend="triton")
 
 

@@ -1,4 +1,4 @@
-"""Both backends of ``sample`` on CPU tensors: Triton's on the GPU where there is one, else interpreted."""
+"""The backends of ``sample`` on CPU tensors: Triton's on the GPU where there is one, else interpreted."""
 
 import numpy as np
 import torch
@@ -22,6 +22,14 @@ class Torch:
     @staticmethod
     def sample(logits, streams, **kwargs):
         return sample(logits, streams, backend="torch", **kwargs)
+
+
+class Numba:
+    slow = False
+
+    @staticmethod
+    def sample(logits, streams, **kwargs):
+        return sample(logits, streams, backend="numba", **kwargs)
 
 
 class Triton:
