@@ -269,7 +269,6 @@ def _sample(
     return sampled
 
 
-@torch.no_grad()
 def sample(
     logits: torch.Tensor,  # [B, C, V]
     streams: torch.Tensor,  # int64 [N, 3]
@@ -307,16 +306,17 @@ def sample(
     if table is None or total is None:
         return
     codes = out[:, 0]
-    if sampled == B:
-        total += table[codes]
+    with torch.no_grad():
+        if sampled == B:
+            total += table[codes]
+            if next_table is not None and next_input is not None:
+                next_input.copy_(next_table[codes])
+            return
+        rows = torch.arange(B, device="cpu")  # where vLLM builds models, another device is the default
+        rows = rows[(rows < streams[0, 2]) & (streams[1 : B + 1, 2] & 2 == 0)]
+        total[rows] += table[codes[rows]]
         if next_table is not None and next_input is not None:
-            next_input.copy_(next_table[codes])
-        return
-    rows = torch.arange(B)
-    rows = rows[(rows < streams[0, 2]) & (streams[1 : B + 1, 2] & 2 == 0)]
-    total[rows] += table[codes[rows]]
-    if next_table is not None and next_input is not None:
-        next_input[rows] = next_table[codes[rows]]
+            next_input[rows] = next_table[codes[rows]]
 
 
 _NO_STATUS, _NO_LOGPROB = np.empty((0, 0), _I32), np.empty((0, 0), _F32)

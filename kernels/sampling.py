@@ -142,7 +142,7 @@ def sample(
         _check_gather(gather, logits)
         table, total, next_table, next_input = gather
 
-    torch.ops.rowseed.sample(
+    _sample_op(
         logits, streams, temperature_number, temperatures, top_k_number, top_ks, top_p_number, top_ps,
         min_p_number, min_ps, codebook, out, status, logprob, table, total, next_table, next_input,
         _resolve(backend, logits.device),
@@ -201,6 +201,7 @@ _library.define(
     " Tensor? next_table, Tensor(d!)? next_input, str backend) -> ()"
 )
 _library.impl("sample", _run, "CompositeExplicitAutograd")
+_sample_op = torch.ops.rowseed.sample.default
 
 
 @torch.library.register_fake("rowseed::sample", lib=_library)
