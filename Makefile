@@ -2,6 +2,8 @@
 
 # The root must not be on sys.path: its folder vllm_omni is not the package vllm_omni.
 export PYTHONSAFEPATH = 1
+# The set-up leaves the compiling of modules to their first import. Empty is off, also where an image sets it.
+export PYTHONDONTWRITEBYTECODE =
 PYTHON ?= python3
 VENV_PYTHON = .venv/bin/python
 MODEL ?=

@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of both sides")
     parser.add_argument("--compiled", action="store_true", help="on a CPU, vLLM-Omni compiled as well")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for all of it")
     parser.add_argument("--quick", action="store_true", help="bfloat16, batches 1 and 8, seeded")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -235,6 +236,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     records, failed = [], []
+    end = time.monotonic() + arguments.seconds
     for name in arguments.dtype:
         dtype = getattr(torch, name)
         predictor = make_predictor(max_num_seqs=max(arguments.batch), dtype=dtype, **REAL).to(device)
@@ -248,7 +250,12 @@ def main() -> None:
         for peer in peers:
             with torch.inference_mode():
                 reset_peer(predictor, compiled=peer == "compiled")
+            took, took_rows = 0.0, 1  # at the last batch; more rows take at most as much longer
             for rows in arguments.batch:
+                start, expected = time.monotonic(), took * rows / took_rows
+                if start + expected > end:
+                    print(f"{name} {rows} {peer}: left out, it could take {expected:.0f} s")
+                    continue
                 inputs = frame_inputs(rows, HIDDEN, dtype, vocab=REAL["vocab_size"])
                 inputs = tuple(tensor.to(device) for tensor in inputs)
                 fault = check(predictor, exact, inputs)
@@ -292,6 +299,7 @@ def main() -> None:
                         }
                     )
                     print_row(records[-1])
+                took, took_rows = time.monotonic() - start, rows
     print_table(records)
     if arguments.json:
         write_json(arguments.json, "frame", records)

@@ -1,6 +1,6 @@
 """Static cost of the sampler kernel and of its peers, with no GPU.
 
-    python bench/static.py [--json FILE] [--target sm_90 ...] [--vocab 2048 ...] [--quick]
+    python bench/static.py [--json FILE] [--target sm_90 ...] [--fewer] [--quick]
 
 Every variant is compiled for sm_80, sm_90, sm_100 and gfx942, and its machine code is read:
 
@@ -30,6 +30,7 @@ import importlib.metadata
 import importlib.util
 import json
 import math
+import multiprocessing
 import os
 import re
 import subprocess
@@ -37,6 +38,7 @@ import sys
 import tempfile
 import types
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # for `python bench/static.py` and `-m bench.static` alike
@@ -52,6 +54,8 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+MAIN_TARGET = "sm_90"
+"""README's."""
 NVIDIA_BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 FP64 = r"D(ADD|MUL|FMA|SETP)\b|v_(add|mul|fma|cmp\w*|cmpx\w*)_f64"
 BARRIERS = r"BAR\.(SYNC|RED)|BAR$|s_barrier"
@@ -244,8 +248,8 @@ def sglang_records(target: str, quick: bool):
     row = {"temperatures": "*fp32:16", "top_ks": "*i64:16", "top_ps": "*fp32:16", "seeds": "*i64:16"}
     row |= {"positions": "*i64:16", "out": "*i64:16"}
     logits = {"logits": "*bf16:16", "logits_stride_b": constant(2048), "temperatures": "*fp32:16"}
-    for hints in (True, False):
-        for top_p in (1.0, 0.9):
+    for hints in (True,) if quick else (True, False):
+        for top_p in (1.0,) if quick else (1.0, 0.9):
             arguments = row | logits | {"max_top_k": constant(50), "block_k": constant(64)}
             arguments["has_top_p"] = constant(top_p < 1.0)
             if not hints:
@@ -291,7 +295,7 @@ def load_vllm():
 def vllm_records(target: str, quick: bool):
     """vLLM's V2 chain: temperature, top-k / top-p mask, Gumbel draw; float32 logits, as it runs them."""
     topk_topp_triton, gumbel = load_vllm()
-    for top_p in (1.0, 0.9):
+    for top_p in (1.0,) if quick else (1.0, 0.9):
         arguments = dict.fromkeys(topk_topp_triton._topk_topp_kernel.arg_names, "*fp32:16")
         arguments |= {"LOGITS_STRIDE_0": "i32:16", "K": "*i32:16", "BATCH_SIZE": "i32"}
         sizes = {"VOCAB_SIZE": 2048, "MASK_VALUE": -math.inf, "BLOCK_SIZE": 8192, "BLOCK_SIZE_TRUNC": 4096}
@@ -321,20 +325,30 @@ def vllm_records(target: str, quick: bool):
 SOURCES = {"rowseed": our_records, "sglang-omni": sglang_records, "vLLM": vllm_records}
 
 
-def collect(targets, quick: bool, report) -> list[dict]:
+def collect(targets, quick: bool, fewer: bool) -> list[dict]:
+    """All records, compiled by as many processes as there are cores."""
+    jobs = [
+        (target, source, quick or (fewer and target != MAIN_TARGET))
+        for target in targets
+        for source in SOURCES
+    ]
+    start_afresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=start_afresh) as pool:
+        return [record for part in pool.map(collect_one, *zip(*jobs, strict=True)) for record in part]
+
+
+def collect_one(target: str, source: str, quick: bool) -> list[dict]:
     records = []
-    for target in targets:
-        for source, make in SOURCES.items():
-            try:
-                for kernel, vocab, dtype, top_p, figures in make(target, quick):
-                    case = {"kernel": kernel, "target": target, "vocab": vocab, "dtype": dtype}
-                    records.append(case | {"top_k": 50, "top_p": top_p} | figures)
-                    report(records[-1])
-            except Exception as error:  # a peer's module may fail in any way; ours must not
-                if source == "rowseed":
-                    raise
-                first = (str(error).strip().splitlines() or [""])[0]
-                print(f"skipped {source} on {target}: {type(error).__name__}: {first[:160]}", file=sys.stderr)
+    try:
+        for kernel, vocab, dtype, top_p, figures in SOURCES[source](target, quick):
+            case = {"kernel": kernel, "target": target, "vocab": vocab, "dtype": dtype}
+            records.append(case | {"top_k": 50, "top_p": top_p} | figures)
+            print(f"{target} {kernel} {vocab}", file=sys.stderr)
+    except Exception as error:  # a peer's module may fail in any way; ours must not
+        if source == "rowseed":
+            raise
+        first = (str(error).strip().splitlines() or [""])[0]
+        print(f"skipped {source} on {target}: {type(error).__name__}: {first[:160]}", file=sys.stderr)
     return records
 
 
@@ -360,13 +374,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the records there, a flat list")
     parser.add_argument("--target", nargs="*", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--quick", action="store_true", help="sm_90 and three cases of the sampler alone")
+    parser.add_argument(
+        "--fewer", action="store_true", help="the usual cases only, but for sm_90"
+    )
     options = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 must not be set: this compiles kernels")
-    targets = ["sm_90"] if options.quick else options.target
-    records = collect(
-        targets, options.quick, lambda r: print(f"{r['target']} {r['kernel']} {r['vocab']}", file=sys.stderr)
-    )
+    targets = [MAIN_TARGET] if options.quick else options.target
+    records = collect(targets, options.quick, options.fewer)
     print_table(records)
     if options.json:
         options.json.write_text(json.dumps(records, indent=1) + "\n")

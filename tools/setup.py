@@ -55,7 +55,8 @@ def fingerprint(device: str) -> str:
 
 
 def pip(*arguments: str) -> None:
-    # Python compiles what is imported when it is; all of it here would take longer than its download.
+    # Python compiles what is imported, once; all of it here would take as long as the rest (the Makefile
+    # sees to it that the result is kept).
     command = [PYTHON, "-m", "pip", "install", "-qq", "--no-compile", *arguments]
     subprocess.run(command, cwd=ROOT, check=True)
 

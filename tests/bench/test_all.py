@@ -22,9 +22,9 @@ json.dump(rows, open(parser.parse_args().json, "w"))
 def benches(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "HERE", tmp_path)
     parts = (
-        runner.Part("flips", 20, 20, timed=False),
-        runner.Part("host", 20, 20),
-        runner.Part("server", 20, 0),
+        runner.Part("flips", 20, 20, 20, timed=False),
+        runner.Part("host", 20, 20, 20),
+        runner.Part("server", 20, 20, 0, reserve_s=5),
     )
     monkeypatch.setattr(runner, "PARTS", parts)
     for part in parts:

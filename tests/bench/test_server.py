@@ -1,6 +1,7 @@
 """The server bench's figures, and its client against a small stand-in for the HTTP server."""
 
 import asyncio
+import time
 
 import pytest
 import records
@@ -47,7 +48,7 @@ class StandIn:
         return response
 
 
-def measure(stand_in, seconds=60, names=("name",)):
+def measure(stand_in, seconds=60, say=lambda text: None):
     async def run():
         app = web.Application()
         app.router.add_post("/v1/audio/speech", stand_in.speech)
@@ -56,9 +57,9 @@ def measure(stand_in, seconds=60, names=("name",)):
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]
-        loads = [Load(name, f"http://127.0.0.1:{port}", "m", lambda: None) for name in names]
+        load = Load("name", f"http://127.0.0.1:{port}", "m", lambda: None)
         try:
-            return await server.run(loads, (Level(1, 4), Level(4, 16)), seconds, lambda text: None)
+            return await server.run(load, (Level(1, 4), Level(4, 16)), time.monotonic() + seconds, say)
         finally:
             await runner.cleanup()
 
@@ -74,18 +75,8 @@ def test_levels_run_at_their_concurrency_and_compare_bytes():
         ("name, seeded", 4, 16, 1.0),
         ("name, unseeded", 4, 16, ""),
     ]
-    assert stand_in.most == 4 and stand_in.seen == server.DISTINCT + 2 * (4 + 16)
+    assert stand_in.most == 4 and stand_in.seen == server.DISTINCT + 1 + 2 * (4 + 16)
     assert all(row["latency_p95_ms"] >= row["first_audio_p50_ms"] >= 10 for row in rows)
-
-
-def test_two_servers_take_turns():
-    rows = measure(StandIn(), names=("one", "two"))
-    assert [row["mode"] for row in rows[:4]] == [
-        "one, seeded",
-        "two, seeded",
-        "one, unseeded",
-        "two, unseeded",
-    ]
 
 
 def test_bytes_that_depend_on_the_load_are_noticed():
@@ -94,8 +85,18 @@ def test_bytes_that_depend_on_the_load_are_noticed():
     assert rows[2]["same_as_solo"] < 1.0
 
 
-def test_no_level_starts_after_the_deadline():
+def test_no_level_starts_that_would_end_after_the_deadline():
     assert measure(StandIn(), seconds=-1) == []
+
+    class Slow(StandIn):
+        async def speech(self, request):
+            await asyncio.sleep(0.05)
+            return await super().speech(request)
+
+    said = []
+    rows = measure(Slow(), seconds=1.9, say=said.append)  # 5 and 8 requests, then 32: at least 0.06 s each
+    assert [row["concurrency"] for row in rows] == [1, 1]
+    assert len(said) == 1 and said[0].startswith("name: Level(concurrency=4, requests=16) is left out")
 
 
 def test_an_error_of_the_server_is_not_a_measurement():
@@ -114,7 +115,16 @@ def test_a_server_that_ends_at_once_shows_its_log(tmp_path, monkeypatch):
     (tmp_path / "out/bench-server-none.log").write_text("what went wrong\n")
     try:
         with pytest.raises(RuntimeError, match=r"ended with -9; the end of .*\nwhat went wrong"):
-            started.wait()
+            started.wait(time.monotonic() + 60)
     finally:
         started.stop()
     assert started.process.poll() is not None
+
+
+def test_a_server_that_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "ROOT", tmp_path)
+    started = server.Server(str(tmp_path / "no-model"), None, False, "none")
+    try:
+        assert not started.wait(time.monotonic())
+    finally:
+        started.stop()
