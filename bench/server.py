@@ -163,7 +163,7 @@ class Load:
 
 
 async def run(load: Load, levels: tuple[Level, ...], end: float, say: Callable[[str], None]):
-    """Records of all levels; `end` is a time of the monotonic clock."""
+    """Records of the first level, and of those that can be done by `end` on the monotonic clock."""
     a_request = 0.0  # seconds, at the last level; more at once are no slower
     timeout, connector = aiohttp.ClientTimeout(total=REQUEST_S), aiohttp.TCPConnector(limit=0)
     records = []
@@ -171,7 +171,7 @@ async def run(load: Load, levels: tuple[Level, ...], end: float, say: Callable[[
         await load.warm_up(session)
         for level in levels:
             count, start = 2 * level.requests, time.monotonic()
-            if start + count * a_request > end:
+            if records and start + count * a_request > end:
                 say(f"{load.name}: {level} is left out, it could take {count * a_request:.0f} s")
                 continue
             for seeded in (True, False):
@@ -264,20 +264,27 @@ def main(arguments: list[str] | None = None) -> int:
         levels = tuple(Level(c, 3 * c) for c, _ in levels[:2])
     count = len(SERVERS) * (DISTINCT + 1 + 2 * sum(level.requests for level in levels))
     records: list[Record] = []
-    begin = time.monotonic()
+    end = time.monotonic() + options.seconds
+    start_s = 0.0  # how long the server before took to start
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=count)
-        for number, name in enumerate(SERVERS, 1):
-            end = begin + options.seconds * number / len(SERVERS)
+        for others, name in zip(reversed(range(len(SERVERS))), SERVERS, strict=True):
+            begin = time.monotonic()
+            if begin + start_s > end:
+                console.print(f"{name} is left out: its start could take {start_s:.0f} s")
+                continue
             progress.update(task, description=f"starting {name}")
             server = Server(model, config, SERVERS[name], name)
             try:
-                if not server.wait(begin + options.seconds):
+                if not server.wait(end):
                     console.print(f"{name} is left out: not ready within its time, see {server.log}")
                     continue
+                ready = time.monotonic()
+                start_s = ready - begin
+                share = (end - ready - others * start_s) / (others + 1)
                 progress.update(task, description=f"speaking to {name}")
                 load = Load(name, server.url, model, functools.partial(progress.advance, task))
-                records += asyncio.run(run(load, levels, end, console.print))
+                records += asyncio.run(run(load, levels, ready + share, console.print))
             finally:
                 server.stop()
     if not records:
