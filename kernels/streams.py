@@ -208,7 +208,15 @@ class RowParameters:
         self.temperature: Tensor = buffer[:, 0].view(torch.float32)
         self.top_k: Tensor = buffer[:, 1]
         self.top_p: Tensor = buffer[:, 2].view(torch.float32)
-        self.pack([temperature] * max_rows, [top_k] * max_rows, [top_p] * max_rows)
+        self._filled: tuple[float, int, float] | None = None
+        self.fill(temperature, top_k, top_p)
+
+    def fill(self, temperature: float, top_k: int, top_p: float) -> None:
+        """Gives every line the same parameters; sends nothing if they have them already. Raises as `pack`."""
+        if self._filled != (temperature, top_k, top_p):
+            lines = self.max_rows
+            self.pack([temperature] * lines, [top_k] * lines, [top_p] * lines)
+            self._filled = temperature, top_k, top_p
 
     def pack(
         self,
@@ -235,6 +243,7 @@ class RowParameters:
         lines[:rows, 0] = temperatures.view(np.int32)
         lines[:rows, 1] = top_ks
         lines[:rows, 2] = top_ps.view(np.int32)
+        self._filled = None
         self._mirror.push(rows)
 
 

@@ -45,13 +45,10 @@ def read_row(extra_args: Any, defaults: Parameters, seed_arg: str | None = SEED_
     if not extra_args or not (type(extra_args) is dict or isinstance(extra_args, Mapping)):
         return RowArgs(None, 0, defaults)
     seed = extra_args.get(seed_arg) if seed_arg else None
-    if seed is not None and len(extra_args) == 1:  # the usual seeded request: nothing else to look for
-        return RowArgs(check_seed(seed, seed_arg or SEED_ARG), 0, defaults)
     offset = extra_args.get(OFFSET_ARG)
     return RowArgs(
         None if seed is None else check_seed(seed, seed_arg or SEED_ARG),
         0 if offset is None else check_seed(offset, OFFSET_ARG),
-        # This runs for every row of every frame, and nearly always there are none.
         defaults if PARAMETER_ARGS.isdisjoint(extra_args) else read_parameters(extra_args, defaults),
     )
 

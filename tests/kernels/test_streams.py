@@ -200,6 +200,26 @@ def test_parameters_are_packed_in_place():
     assert addresses == [getattr(parameters, n).data_ptr() for n in ("temperature", "top_k", "top_p")]
 
 
+def test_filling_sends_nothing_twice(monkeypatch):
+    parameters = RowParameters(5, "cpu", temperature=0.5, top_k=7, top_p=0.25)
+    columns = (parameters.temperature, parameters.top_k, parameters.top_p)
+    start, sent = [column.clone() for column in columns], []
+    push = parameters._mirror.push
+    monkeypatch.setattr(parameters._mirror, "push", lambda lines: sent.append(lines) or push(lines))
+    parameters.fill(0.5, 7, 0.25)
+    assert sent == []
+    parameters.pack([1.0] * 4, [1] * 4, [1.0] * 4)
+    parameters.pack([2.0], [2], [0.5])
+    parameters.fill(0.5, 7, 0.25)
+    parameters.fill(0.5, 7, 0.25)
+    assert sent == [4, 1, 5]
+    assert all(map(torch.equal, columns, start))
+    with pytest.raises(ValueError, match="top_p"):
+        parameters.fill(0.5, 7, 2.0)
+    parameters.fill(0.5, 8, 0.25)
+    assert sent == [4, 1, 5, 5] and parameters.top_k.tolist() == [8] * 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

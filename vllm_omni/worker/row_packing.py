@@ -75,12 +75,34 @@ def pack_rows(
         int64 [rows + 1, 3] on the device: the streams of the (padded) batch.
     """
     seed_arg = getattr(model, "talker_mtp_seed_extra_arg", None)
-    rows = [read_request(request_id, params, defaults, seed_arg) for request_id, params in requests]
-    # int64 sums wrap modulo 2^64, as offsets do.
-    offsets = np.asarray(frames, dtype=np.int64) + np.array([row.base_offset for row in rows], dtype=np.int64)
-    seeds = [row.seed for row in rows]
-    temperature, top_k, top_p = zip(*(row.parameters for row in rows), strict=True)
-    model.talker_mtp_row_parameters.pack(temperature, top_k, top_p)
+    seeds: list[int | None] = []
+    unusual: dict[int, RowArgs] = {}  # rows that say more than a seed
+    # This runs for every row of every frame, so what nearly all requests are is read here.
+    for row, (request_id, params) in enumerate(requests):
+        extra_args = getattr(params, "extra_args", None)
+        if not extra_args:
+            seeds.append(None)
+        elif (
+            type(extra_args) is dict
+            and len(extra_args) == 1
+            and type(seed := extra_args.get(seed_arg)) is int
+            and -(2**63) <= seed < 2**63
+        ):
+            seeds.append(seed)
+        else:
+            args = read_request(request_id, params, defaults, seed_arg)
+            seeds.append(args.seed)
+            if args.base_offset or args.parameters is not defaults:
+                unusual[row] = args
+    offsets = np.asarray(frames, dtype=np.int64)
+    if unusual:
+        rows = [unusual.get(row) or RowArgs(None, 0, defaults) for row in range(len(seeds))]
+        # int64 sums wrap modulo 2^64, as offsets do.
+        offsets = offsets + np.array([row.base_offset for row in rows], dtype=np.int64)
+        temperature, top_k, top_p = zip(*(row.parameters for row in rows), strict=True)
+        model.talker_mtp_row_parameters.pack(temperature, top_k, top_p)
+    else:
+        model.talker_mtp_row_parameters.fill(*defaults)
     packed = model.talker_mtp_row_streams.pack(seeds, offsets, padded_rows)
     unseeded = seeds.count(None)
     counters().count_rows(len(seeds) - unseeded, unseeded)
