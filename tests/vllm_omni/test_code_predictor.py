@@ -1,5 +1,7 @@
 """The cached code predictor against the official implementation and vLLM-Omni's."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,9 @@ def test_more_rows_than_expected(predictor):
     streams = streams_of(list(range(21)), [0] * 21, 32)
     few = predictor(*(tensor[:8] for tensor in inputs), streams=streams)
     assert predictor.prepare().buffers.rows == 8
+    outgrown = weakref.ref(predictor.prepare().buffers)
     many = predictor(*inputs, streams=streams)
     assert torch.equal(many[:8], few)
     assert predictor.prepare().buffers.rows == 32
+    gc.collect()
+    assert outgrown() is not None, "a graph captured over these buffers would write freed memory"

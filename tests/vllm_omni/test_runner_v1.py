@@ -432,7 +432,10 @@ def test_bad_parameters_fall_back_to_the_stages():
     bad = {"tts_local_seed": 1, "subtalker_temperature": -1}
     requests = {"bad-parameters": bad, "good": {"tts_local_seed": 2}}
     runner = make_runner(RowStreamModel(), requests, subtalker={"temperature": 0.6}, frames=[0, 0])
+    flagged = counters().flagged.get("request", 0)
     forward(runner)
+    forward(runner)
+    assert counters().flagged["request"] == flagged + 1, "once a request, not once a frame"
     assert runner.model.talker_mtp_row_parameters.temperature[:2].tolist() == pytest.approx([0.6, 0.6])
     flags = runner.model.calls[0].kwargs["streams"][1:, 2].tolist()
     assert flags == [0, SEEDED]
