@@ -139,6 +139,11 @@ class RowStreams:
         offset advances by padded_rows. Raises TypeError or ValueError and leaves everything as it
         was if an argument is refused.
         """
+        for name, values in (("seeds", seeds), ("offsets", offsets)):
+            if isinstance(values, Tensor):
+                raise TypeError(f"{name} must be integers on the host, got a tensor: give {name}.tolist()")
+            if isinstance(values, np.ndarray) and values.ndim != 1:
+                raise ValueError(f"{name} must have one dimension, got shape {list(values.shape)}")
         rows = len(seeds)
         padded_rows = rows if padded_rows is None else padded_rows
         if isinstance(padded_rows, bool) or not isinstance(padded_rows, int):
@@ -151,11 +156,11 @@ class RowStreams:
         if len(offsets) != rows:
             raise ValueError(f"offsets must have one value a seed, {rows}, got {len(offsets)}")
         flags: int | list[int] = SEEDED
-        values: Sequence[int] = seeds  # type: ignore[assignment]
+        numbers: Sequence[int] = seeds  # type: ignore[assignment]
         if None in seeds:
             flags = [0 if seed is None else SEEDED for seed in seeds]
-            values = [0 if seed is None else seed for seed in seeds]
-        seed_column, offset_column = _int64(values, "seeds"), _int64(offsets, "offsets")
+            numbers = [0 if seed is None else seed for seed in seeds]
+        seed_column, offset_column = _int64(numbers, "seeds"), _int64(offsets, "offsets")
 
         lines = self._mirror.next_buffer()
         lines[0] = self.global_seed, self.global_offset, rows

@@ -111,6 +111,10 @@ def test_offsets_are_any_sixty_four_bits(offsets):
         (([1, 2], [0, 0], 1), ValueError, r"padded_rows must be in \[2, 8\] for 2 seeds .* got 1"),
         (([1], [0], 9), ValueError, r"padded_rows must be in \[1, 8\] for 1 seeds .* got 9"),
         (([1] * 9, [0] * 9), ValueError, "padded_rows must be in .* for 9 seeds and max_rows 8"),
+        ((torch.tensor([1]), [0]), TypeError, r"seeds must be .* got a tensor: give seeds.tolist\(\)"),
+        (([1], torch.tensor(0)), TypeError, r"offsets must be .* got a tensor: give offsets.tolist\(\)"),
+        (([1], np.zeros((1, 2), int)), ValueError, r"offsets must have one dimension, got shape \[1, 2\]"),
+        ((np.zeros((1, 1), int), [0]), ValueError, r"seeds must have one dimension, got shape \[1, 1\]"),
         (([1], [0], 4.0), TypeError, "padded_rows must be an int, got 4.0"),
     ],
 )
