@@ -44,7 +44,11 @@ REQUEST_S, STOP_S = 120, 20
 TEXTS = (
     "The lighthouse keeper wrote down the weather every evening.",
     "Could you read me the second paragraph again?",
+    "Please leave the parcel with the neighbours.",
     "Half an hour later the rain had stopped.",
+    "She counted the steps on the way down.",
+    "Nobody had told them about the second door.",
+    "It takes about twenty minutes on foot.",
     "The answer was written on the back.",
 )
 """One a request, over and over; request i has seed i."""

@@ -94,7 +94,7 @@ def test_no_level_starts_that_would_end_after_the_deadline():
             return await super().speech(request)
 
     said = []
-    rows = measure(Slow(), seconds=1.9, say=said.append)  # 5 and 8 requests, then 32: at least 0.06 s each
+    rows = measure(Slow(), seconds=2.1, say=said.append)  # 9 and 8 requests, then 32: at least 0.06 s each
     assert [row["concurrency"] for row in rows] == [1, 1]
     assert len(said) == 1 and said[0].startswith("name: Level(concurrency=4, requests=16) is left out")
 
