@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from rowseed.kernels import reference
 from rowseed.kernels.noise import FLOAT32_MAX
@@ -193,18 +193,18 @@ def _run(
         fused.sample(*arguments)
 
 
-_library = torch.library.Library("rowseed", "FRAGMENT")
-_library.define(
+_operators = library.Library("rowseed", "FRAGMENT")
+_operators.define(
     "sample(Tensor logits, Tensor streams, float temperature, Tensor? temperatures, int top_k,"
     " Tensor? top_ks, float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int codebook,"
     " Tensor(a!) out, Tensor(b!)? status, Tensor(e!)? logprob, Tensor? table, Tensor(c!)? total,"
     " Tensor? next_table, Tensor(d!)? next_input, str backend) -> ()"
 )
-_library.impl("sample", _run, "CompositeExplicitAutograd")
+_operators.impl("sample", _run, "CompositeExplicitAutograd")
 _sample_op = torch.ops.rowseed.sample.default
 
 
-@torch.library.register_fake("rowseed::sample", lib=_library)
+@library.register_fake("rowseed::sample", lib=_operators)
 def _fake(*_: object) -> None:
     """Every result is an argument, so shapes are the caller's."""
 

@@ -30,7 +30,9 @@ TORCHVISION_OPERATORS = """
 
 # Added by rowseed's tools/setup.py.
 if not _has_ops():
-    _operators = torch.library.Library("torchvision", "DEF")
+    from torch import library as _library
+
+    _operators = _library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
         _operators.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """

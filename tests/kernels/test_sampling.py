@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import library
 
-from rowseed.kernels import fused
+from rowseed.kernels import cpu, fused
 from rowseed.kernels.sampling import Gather, sample
 from rowseed.kernels.streams import INACTIVE, SEEDED, RowStreams
 
@@ -355,6 +356,18 @@ def test_triton_on_the_cpu_is_refused_by_name(monkeypatch):
         sample(LOGITS, LINES, backend="triton")
 
 
+def test_numba_compiles_once_whatever_the_strides(lines):
+    """A compilation for other strides would come in the middle of serving."""
+    wide, streams = torch.randn(6, 70), lines((1, 0), (2, 0))
+    for logits in (wide[:2, :64], wide[::3, :64], wide[:2, :64].contiguous(), wide[:1, :64].expand(2, -1)):
+        for out in (torch.zeros(2).long(), torch.zeros(2, 15).long()[:, 3]):
+            sample(logits, streams, out=out, backend="numba")
+    sample(
+        wide[:1], lines((1, 0)), temperature=torch.ones(1), top_k=torch.ones(3).int()[::3], backend="numba"
+    )
+    assert len(cpu._sample.signatures) == 1
+
+
 def test_number_parameters_are_rounded_to_float32_first(backend, lines):
     """0.8 as a number and as a float32 tensor: one bar, where float64(0.8) would give another."""
     (case,) = [c for c in GOLDEN["cases"] if c["name"] == "top_p is a float32"]
@@ -396,4 +409,4 @@ def test_op_registration():
         1, torch.zeros(2).long(), torch.zeros(2).int(), torch.zeros(2), torch.ones(261, 4), torch.zeros(2, 4),
         None, None, "torch",
     )  # fmt: skip
-    torch.library.opcheck(torch.ops.rowseed.sample.default, arguments)
+    library.opcheck(torch.ops.rowseed.sample.default, arguments)
