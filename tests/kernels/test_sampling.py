@@ -356,6 +356,15 @@ def test_triton_on_the_cpu_is_refused_by_name(monkeypatch):
         sample(LOGITS, LINES, backend="triton")
 
 
+@pytest.mark.parametrize(("offset", "first"), [(13624304, 2), (33678973, 0)])
+def test_equal_scores_go_to_the_lowest_id(backend, lines, offset, first):
+    """Offsets of seed 7 (found by search) at which tokens `first` and `first` + 1 draw the largest noise."""
+    logits = torch.zeros(1, 4)
+    assert backend.sample(logits, lines((7, offset)), codebook=1).tolist() == [first]
+    logits[0, first] = -math.inf
+    assert backend.sample(logits, lines((7, offset)), codebook=1).tolist() == [first + 1]
+
+
 def test_numba_compiles_once_whatever_the_strides(lines):
     """A compilation for other strides would come in the middle of serving."""
     wide, streams = torch.randn(6, 70), lines((1, 0), (2, 0))
