@@ -99,7 +99,8 @@ def _split(y):
 def gumbel(word):
     """Base-2 Gumbel noise of uint32 words; see ``noise.gumbel``."""
     small = word < _SMALL_WORDS
-    e, s = _split(_centred(~word))
+    # Not `~word`: 3.7.1's interpreter takes -1 for it, and refuses it as a uint32.
+    e, s = _split(_centred(word ^ tl.full([], 0xFFFFFFFF, tl.uint32)))
     e = tl.where(small, 0, e - 32)
     s = tl.where(small, _centred(word) * -(2.0**-32), s)
     # Times -1 keeps the sign of zero, whatever a Triton release lowers unary minus to.

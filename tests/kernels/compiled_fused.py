@@ -97,7 +97,7 @@ CASES = {
 
 
 EVERYWHERE = ("bf16 2048", "bf16 8192", "fp32 262144")
-# Scalar registers kept in lanes of vector registers, not in memory.
+# Scalar registers that a release may keep in lanes of vector registers, not in memory: at most so many.
 KNOWN_SPILLS = {("bf16 8192", "gfx942"): 8}
 PAIRS = [(case, target) for case in CASES for target in TARGETS if target == "sm_90" or case in EVERYWHERE]
 
@@ -113,7 +113,7 @@ def test_no_spill_and_nothing_that_rounds_another_way(case, target, allowed, rec
         with capsys.disabled():
             warps = launch.options["num_warps"]
             print(f"\n{target} {case}: {code.registers} registers, {warps} warps", end=" ")
-        assert code.spilled == KNOWN_SPILLS.get((case, target), 0)
+        assert code.spilled <= KNOWN_SPILLS.get((case, target), 0)
         assert violations(code, allowed[target]) == {}
 
 
