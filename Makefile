@@ -1,4 +1,4 @@
-# `make run` and `make test` each work alone, first, on a fresh clone: Python 3.10+, git and make.
+# `make run` and `make test` each work alone, first, on a fresh clone: Python 3.11 to 3.13, git and make.
 
 # The root must not be on sys.path: its folder vllm_omni is not the package vllm_omni.
 export PYTHONSAFEPATH = 1
@@ -15,7 +15,7 @@ OMNI_SMOKE = $(addprefix tests/vllm_omni/test_,runner_v1.py talker.py code_predi
 # Alone, for its kernels' file: what it depends on pins other versions of torch and the rest.
 BENCH_PEER = sglang-omni==0.1.9
 
-.PHONY: setup run test test-omni test-gpu lint types bench soak sanitize
+.PHONY: setup run test test-omni test-pythons test-gpu lint types bench soak sanitize
 
 setup:
 	@$(PYTHON) tools/setup.py
@@ -31,6 +31,10 @@ test: setup lint types
 test-omni:
 	@$(PYTHON) tools/setup.py --omni $(OMNI)
 	[ ! -d .venv-$(OMNI) ] || .venv-$(OMNI)/bin/python -m pytest $(OMNI_TESTS) $(PYTEST_ARGS)
+
+# Every Python that is accepted: its own environment, the golden rows, one served request.
+test-pythons:
+	$(PYTHON) tools/pythons.py
 
 test-gpu: setup
 	$(VENV_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)

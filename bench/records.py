@@ -1,7 +1,7 @@
 """What every bench shares: the environment's columns, flat records as JSON and CSV.
 
 A *record* is a flat dict of numbers and strings: one measured point. A bench writes a list of
-them with `--json FILE`; `bench/__main__.py` adds the environment and keeps them as CSV.
+them with `--json FILE`; `bench/all.py` adds the environment and keeps them as CSV.
 """
 
 import csv
@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def environment() -> Record:
         "python": platform.python_version(),
         **{name: version_of(name) for name in VERSIONS},
         "commit": commit(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -1,9 +1,10 @@
 """Make .venv: vLLM, vLLM-Omni and this project, for the CPU or for an NVIDIA GPU.
 
-Standard library only, Python 3.10 or newer. What was installed is stamped with a hash of everything it
+Standard library only; `PYTHONS` are accepted. What was installed is stamped with a hash of everything it
 was made from, so that a second run does nothing, and a run after a failed one starts afresh.
 Set ROWSEED_DEVICE to `cpu` or `nvidia` to choose the device yourself. `--omni 0.28.0` makes .venv-0.28.0 too:
-the same packages below another release of vLLM and vLLM-Omni.
+the same packages below another release of vLLM and vLLM-Omni. With `--environment .venv-3.12` that
+folder is made instead of .venv.
 """
 
 import argparse
@@ -15,13 +16,13 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
 STAMP = "rowseed.stamp"
-PYTHON = VENV / "bin" / "python"
+# vLLM has wheels for older ones too, but what else speech serving imports has not.
+PYTHONS = ((3, 11), (3, 12), (3, 13))
 DEVICES = ("cpu", "nvidia")
 # Each of these is there when the kernel's NVIDIA driver is (/dev/dxg: inside WSL).
 NVIDIA_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
@@ -56,25 +57,35 @@ def fingerprint(device: str) -> str:
     return digest.hexdigest()
 
 
-def pip(*arguments: str) -> None:
+def pip(environment: Path, *arguments: str) -> None:
     # Python compiles what is imported, once; all of it here would take as long as the rest (the Makefile
     # sees to it that the result is kept).
-    command = [PYTHON, "-m", "pip", "install", "-qq", "--no-compile", *arguments]
+    command = [python_of(environment), "-m", "pip", "install", "-qq", "--no-compile", *arguments]
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def install(device: str) -> None:
-    pip("-r", "requirements/pip.txt")
+def python_of(environment: Path) -> Path:
+    return environment / "bin" / "python"
+
+
+def packages_of(environment: Path) -> Path:
+    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    command = [python_of(environment), "-c", probe]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+def install(environment: Path, device: str) -> None:
+    pip(environment, "-r", "requirements/pip.txt")
     if device == "cpu":
-        pip("-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
-        pip("--no-deps", "-r", "requirements/cpu-no-deps.txt")
-        mend_cuda_wheels()
+        pip(environment, "-r", "requirements/cpu.txt", "-r", "requirements/dev.txt")
+        pip(environment, "--no-deps", "-r", "requirements/cpu-no-deps.txt")
+        mend_cuda_wheels(environment)
     else:
-        pip("-r", "requirements/nvidia.txt", "-r", "requirements/dev.txt")
-    pip("--no-deps", "--no-build-isolation", "--editable", ".")
+        pip(environment, "-r", "requirements/nvidia.txt", "-r", "requirements/dev.txt")
+    pip(environment, "--no-deps", "--no-build-isolation", "--editable", ".")
 
 
-def mend_cuda_wheels() -> None:
+def mend_cuda_wheels(environment: Path) -> None:
     """Make torchaudio and torchvision importable beside a torch without CUDA.
 
     Both are published with extensions that are linked to CUDA only, and vLLM-Omni imports both, though
@@ -83,25 +94,22 @@ def mend_cuda_wheels() -> None:
     - torchvision does without an extension that cannot be loaded, but then describes two operators that
       only the extension declares, and raises. So declare them where it has noticed that it has none.
     """
-    probe = "import sysconfig, torch; print(sysconfig.get_path('purelib')); print(torch.version.cuda)"
-    answer = subprocess.run([PYTHON, "-c", probe], check=True, capture_output=True, text=True).stdout.split()
-    packages, cuda = Path(answer[0]), answer[1]
-    if cuda == "None":
+    packages = packages_of(environment)
+    probe = [python_of(environment), "-c", "import torch; print(torch.version.cuda)"]
+    if subprocess.run(probe, check=True, capture_output=True, text=True).stdout.strip() == "None":
         for library in packages.glob("torchaudio/lib/*.so"):
             library.unlink()
     with open(packages / "torchvision" / "extension.py", "a") as extension:
         extension.write(TORCHVISION_OPERATORS)
 
 
-def install_omni(release: str, environment: Path) -> None:
-    """Another release of vLLM and vLLM-Omni, before the packages of .venv on the path."""
-    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    below = subprocess.run([PYTHON, "-c", probe], check=True, capture_output=True, text=True).stdout.strip()
-    packages = environment / Path(below).relative_to(VENV)
+def install_omni(release: str, environment: Path, main: Path) -> None:
+    """Another release of vLLM and vLLM-Omni, before the packages of the main environment on the path."""
+    below = packages_of(main)
+    packages = environment / below.relative_to(main)
     # A plain line with the folder's name would leave out its own .pth files, this project's among them.
-    (packages / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
-    requirements = f"requirements/omni-{release}.txt"
-    pip("--no-deps", "--target", str(packages), "-r", requirements)
+    (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    pip(main, "--no-deps", "--target", str(packages), "-r", f"requirements/omni-{release}.txt")
 
 
 def link_import_root() -> None:
@@ -114,7 +122,7 @@ def link_import_root() -> None:
             link.symlink_to(Path("..", "..", name), target_is_directory=True)
 
 
-def make(environment: Path, wanted: str, install: Callable[[], None], *, with_pip: bool = True) -> None:
+def make(environment: Path, wanted: str, install: "Callable[[], None]", *, with_pip: bool = True) -> None:
     """Make an environment, unless it is stamped with what is wanted."""
     stamp = environment / STAMP
     if stamp.exists() and stamp.read_text() == wanted:
@@ -136,25 +144,30 @@ def make(environment: Path, wanted: str, install: Callable[[], None], *, with_pi
     print(f"Set up in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    if sys.version_info < (3, 10):  # noqa: UP036 - the one file that an older Python may meet
-        sys.exit(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+# Nothing above and in this signature may need a newer Python than those that shall read the sentence below.
+def main(arguments: "Sequence[str]" = ()) -> None:
+    if sys.version_info[:2] not in PYTHONS:
+        accepted = ", ".join(map("{0[0]}.{0[1]}".format, PYTHONS))
+        found = sys.version.split()[0]
+        sys.exit(f"Python {accepted} are accepted, this is {found}; name one: make PYTHON=python3.11")
     parser = argparse.ArgumentParser(description="Make .venv")
     releases = [path.stem.removeprefix("omni-") for path in (ROOT / "requirements").glob("omni-*.txt")]
     parser.add_argument("--omni", choices=releases, help="also make .venv-RELEASE, with that vLLM-Omni")
-    omni = parser.parse_args(arguments).omni
+    parser.add_argument("--environment", default=".venv", help="the environment's folder")
+    options = parser.parse_args(arguments)
+    omni, environment = options.omni, ROOT / options.environment
     device = find_device()
     wanted = fingerprint(device)
     (ROOT / ".cache").mkdir(exist_ok=True)
     with open(ROOT / ".cache" / "setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         link_import_root()
-        make(VENV, wanted, lambda: install(device))
+        make(environment, wanted, lambda: install(environment, device))
         if omni and device != "cpu":
             print(f"vllm-omni {omni} is tested on a CPU only (ROWSEED_DEVICE=cpu): skipped", flush=True)
         elif omni:
-            environment = ROOT / f".venv-{omni}"
-            make(environment, wanted, lambda: install_omni(omni, environment), with_pip=False)
+            other = ROOT / f".venv-{omni}"
+            make(other, wanted, lambda: install_omni(omni, other, environment), with_pip=False)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,10 @@ def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     (tmp_path / "requirements" / "cpu.txt").write_text("numpy\n")
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module.venv, "create", lambda *_, **__: None)
     monkeypatch.setenv("ROWSEED_DEVICE", "cpu")
     module.installed = []
-    monkeypatch.setattr(module, "install", module.installed.append)
+    monkeypatch.setattr(module, "install", lambda environment, device: module.installed.append(device))
     return module
 
 
@@ -46,7 +45,7 @@ def test_another_release_gets_an_environment_of_its_own(
     for _ in range(2):
         setup.main(["--omni", "0.28.0"])
     assert setup.installed == ["cpu"]
-    assert others == [("0.28.0", setup.ROOT / ".venv-0.28.0")]
+    assert others == [("0.28.0", setup.ROOT / ".venv-0.28.0", setup.ROOT / ".venv")]
     with pytest.raises(SystemExit):
         setup.main(["--omni", "0.27.0"])
     assert "invalid choice: '0.27.0'" in capsys.readouterr().err
@@ -57,8 +56,8 @@ def test_another_release_gets_an_environment_of_its_own(
 
 
 def test_a_failed_run_is_started_afresh(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(device: str) -> None:
-        (setup.VENV / "half").touch()
+    def fail(environment: Path, device: str) -> None:
+        (setup.ROOT / ".venv" / "half").touch()
         raise setup.subprocess.CalledProcessError(1, ["pip"])
 
     with monkeypatch.context() as patch:
@@ -67,15 +66,15 @@ def test_a_failed_run_is_started_afresh(setup: ModuleType, monkeypatch: pytest.M
             setup.main([])
     setup.main([])
     assert setup.installed == ["cpu"]
-    assert not (setup.VENV / "half").exists()
+    assert not (setup.ROOT / ".venv" / "half").exists()
 
 
 def test_an_environment_of_someone_elses_is_not_touched(setup: ModuleType) -> None:
-    setup.VENV.mkdir()
-    (setup.VENV / "theirs").touch()
+    (setup.ROOT / ".venv").mkdir()
+    (setup.ROOT / ".venv" / "theirs").touch()
     with pytest.raises(SystemExit, match="was not made by this script"):
         setup.main([])
-    assert (setup.VENV / "theirs").exists()
+    assert (setup.ROOT / ".venv" / "theirs").exists()
 
 
 def test_the_device_is_the_drivers_or_the_one_asked_for(
@@ -106,3 +105,21 @@ def test_every_requirement_is_pinned() -> None:
     for path in (ROOT / "requirements").glob("*.txt"):
         for line in path.read_text().splitlines():
             assert not line or line.startswith("#") or "==" in line, f"{path.name}: {line}"
+
+
+@pytest.mark.parametrize("version", [(3, 10, 13), (3, 14, 0)])
+def test_another_python_is_told_which_are_accepted_before_anything_is_made(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(setup.sys, "version_info", version)
+    with pytest.raises(SystemExit, match=r"Python 3\.11, 3\.12, 3\.13 are accepted"):
+        setup.main([])
+    assert not setup.installed
+    assert not (setup.ROOT / ".venv").exists()
+
+
+def test_the_pythons_of_the_set_up_are_those_of_readme_and_pyproject(setup: ModuleType) -> None:
+    first = setup.PYTHONS[0]
+    assert f'requires-python = ">={first[0]}.{first[1]}"' in (ROOT / "pyproject.toml").read_text()
+    names = [f"{major}.{minor}" for major, minor in setup.PYTHONS]
+    assert f"Python {', '.join(names[:-1])} or {names[-1]}" in (ROOT / "README.md").read_text()
