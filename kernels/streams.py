@@ -1,8 +1,11 @@
 """Row streams: the (seed, offset) of every row of a batch, in one device tensor of a fixed address."""
 
-import functools
 import itertools
+import os
+import threading
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +103,9 @@ class RowStreams:
 
     ``tensor``, int64 [max_rows + 1, 3] on the device, never moves. Line 0: global seed, global
     offset, number of rows in use. Line 1 + r: seed, offset, flags of row r.
+
+    A copy (copy, deepcopy, pickle) has a tensor of its own and draws what the original would. A forked
+    child's unseeded rows leave the parent's stream: its `global_seed` is another.
     """
 
     def __init__(
@@ -122,6 +128,12 @@ class RowStreams:
         self.global_offset = check_seed(global_offset, "global_offset")
         self._mirror = _Mirror((max_rows + 1, 3), torch.int64, self.device)
         self.tensor: Tensor = self._mirror.tensor
+        _alive.add(self)
+
+    def __reduce__(self) -> tuple:
+        """Copies and pickles have buffers of their own, and go on at this place of this global stream."""
+        stream = {"global_seed": self.global_seed, "global_offset": self.global_offset}
+        return _restored, (type(self), self.max_rows, self.device, stream, self.tensor.cpu())
 
     def pack(
         self,
@@ -173,13 +185,52 @@ class RowStreams:
 
 
 def _derived_global_seed(rank: int, made_before: int) -> int:
-    """Two words of Philox: tensor-parallel ranks agree, replicas and runners of one process differ."""
-    torch_seed = torch.initial_seed()
-    counter = (rank, made_before, 0, SCHEME << 24 | TAG_GLOBAL_SEED << 16)
-    key = (torch_seed & 0xFFFFFFFF, torch_seed >> 32 & 0xFFFFFFFF)
-    on_host = functools.partial(torch.tensor, device="cpu")
-    words = philox4x32(tuple(map(on_host, counter)), tuple(map(on_host, key)))
+    """Tensor-parallel ranks agree, replicas and runners of one process differ."""
+    return _two_words(torch.initial_seed(), (rank, made_before, 0))
+
+
+def _two_words(key: int, counter: tuple[int, int, int]) -> int:
+    """64 bits of Philox in the part of the counter space that global seeds are taken from."""
+    # Plain ints do as well as tensors, and take none of torch's locks in a forked child.
+    words = philox4x32((*counter, SCHEME << 24 | TAG_GLOBAL_SEED << 16), (key, key >> 32))  # type: ignore[arg-type]
     return int(words[0]) | int(words[1]) << 32
+
+
+_alive: weakref.WeakSet[RowStreams] = weakref.WeakSet()
+_forks = 0
+_forking = threading.Lock()
+
+
+def _after_fork_in_parent() -> None:
+    global _forks
+    _forks += 1
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    """What a child inherits would repeat its parent's and its siblings' unseeded draws: it gets another key.
+
+    The n-th fork of a process gives the n-th key, so that a program started again repeats itself.
+    """
+    for rows in list(_alive):
+        rows.global_seed = _wrap(_two_words(rows.global_seed, (_forks, 0, 1)))
+    _forking.release()
+
+
+if hasattr(os, "register_at_fork"):
+    # Two threads that fork at once must not give one number to both children.
+    os.register_at_fork(
+        before=_forking.acquire,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
+
+
+def _restored(kind: Any, max_rows: int, device: torch.device, stream: dict[str, int], lines: Tensor) -> Any:
+    """A RowStreams or RowParameters with these lines: a copied tensor would not see what `pack` writes."""
+    rows = kind(max_rows, device, **stream)
+    rows._mirror.tensor.copy_(lines)
+    return rows
 
 
 class RowParameters:
@@ -215,6 +266,11 @@ class RowParameters:
         self.top_p: Tensor = buffer[:, 2].view(torch.float32)
         self._filled: tuple[float, int, float] | None = None
         self.fill(temperature, top_k, top_p)
+
+    def __reduce__(self) -> tuple:
+        """Copies and pickles have buffers of their own, with the same lines."""
+        lines = self._mirror.tensor.cpu()
+        return _restored, (type(self), self.max_rows, self.device, {}, lines), {"_filled": self._filled}
 
     def fill(self, temperature: float, top_k: int, top_p: float) -> None:
         """Gives every line the same parameters; sends nothing if they have them already. Raises as `pack`."""

@@ -141,3 +141,44 @@ def test_a_stream_exported_from_one_process_continues_in_another(replicas):
         OFFSET=exported["offset"],
     )
     assert continued == replicas[0][2:]
+
+
+FORKED = """
+def in_a_child(work):
+    \"\"\"What `work` returns in a forked child.\"\"\"
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, json.dumps(work()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        value = json.load(pipe)
+    os.waitpid(child, 0)
+    return value
+
+seeds = [7, None, 2**63]
+streams = RowStreams(ROWS, "cpu", **json.loads(os.environ["STREAM"]))
+before = frames(streams, seeds, count=1)
+
+def draw():
+    return frames(streams, seeds, first=1, count=2)
+
+def with_a_child_of_its_own():
+    return {"here": draw(), "grandchild": in_a_child(draw)}
+
+children = [in_a_child(with_a_child_of_its_own) for _ in range(2)]
+everyone = [draw(), *(codes for child in children for codes in child.values())]
+print(json.dumps(everyone))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("stream", [{}, {"global_seed": 5}], ids=["derived", "given"])
+def test_forked_processes_differ_on_unseeded_rows_alone(stream):
+    """After an unseeded draw: the parent, two children and two grandchildren; and again in another run."""
+    (everyone,) = run(FORKED, STREAM=json.dumps(stream))
+    assert len({json.dumps(seeded(codes)) for codes in everyone}) == 1
+    draws = [json.dumps(frame) for codes in everyone for frame in unseeded(codes)]
+    assert len(set(draws)) == len(draws) == 10
+    assert run(FORKED, STREAM=json.dumps(stream)) == [everyone], "a program started again repeats itself"

@@ -1,5 +1,8 @@
 """RowStreams and RowParameters: layout, the global stream, what is refused, and the copies."""
 
+import copy
+import pickle
+
 import numpy as np
 import oracle
 import pytest
@@ -267,3 +270,50 @@ def test_packs_in_a_burst_arrive_in_order():
     for step, packed in enumerate(seen):
         assert packed[1:, 0].tolist() == list(range(step, step + 64))
         assert packed[1:, 1].tolist() == [step] * 64
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda rows: pickle.loads(pickle.dumps(rows)),
+    "in a module": lambda rows: copy.deepcopy({"model": [rows, rows.tensor]})["model"][0],
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_packs_and_draws_what_the_original_would(copied):
+    original = made(global_offset=2**63 - 2)
+    original.pack([1, None], [2, 3])
+    other = copied(original)
+    assert torch.equal(other.tensor, original.tensor)
+    assert other.tensor.data_ptr() != original.tensor.data_ptr()
+    logits = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
+    before = original.tensor.clone()
+    codes = sample(logits, other.pack([5, None, 6], [7, 8, 9]))
+    assert torch.equal(original.tensor, before)
+    assert len(set(codes.tolist())) == 3
+    assert codes.tolist() == sample(logits, original.pack([5, None, 6], [7, 8, 9])).tolist()
+    assert other.global_offset == original.global_offset
+
+
+@pytest.mark.parametrize("copied", list(COPIES.values())[:3], ids=list(COPIES)[:3])
+@pytest.mark.parametrize("packed", [False, True], ids=["filled", "packed"])
+def test_a_copy_of_parameters_is_read_by_its_columns(copied, packed):
+    original = RowParameters(3, "cpu", temperature=0.5, top_k=7, top_p=0.25)
+    if packed:
+        original.pack([0.0], [1], [0.75])
+    names = "temperature", "top_k", "top_p"
+    other = copied(original)
+    assert all(torch.equal(getattr(other, name), getattr(original, name)) for name in names)
+    kept = [getattr(original, name).clone() for name in names]
+    other.fill(0.9, 50, 1.0)
+    other.pack([2.0], [3], [0.5])
+    assert [getattr(other, name).tolist() for name in names] == [
+        [2.0, *[pytest.approx(0.9)] * 2],
+        [3, 50, 50],
+        [0.5, 1.0, 1.0],
+    ]
+    assert all(map(torch.equal, kept, (getattr(original, name) for name in names)))
+    again = copied(original)
+    again.fill(0.5, 7, 0.25)
+    assert again.temperature.tolist() == [0.5] * 3, "the copy must know that a row was packed since"
