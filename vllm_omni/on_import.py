@@ -10,7 +10,7 @@ from typing import Any
 
 class _OnImport(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
-        self.waiting: dict[str, Callable[[ModuleType], None]] = {}
+        self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         then = self.waiting.pop(fullname, None)
@@ -23,7 +23,8 @@ class _OnImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            then(module)
+            for act in then:
+                act(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -37,6 +38,6 @@ def on_import(name: str, then: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         then(sys.modules[name])
         return
-    _finder.waiting[name] = then
+    _finder.waiting.setdefault(name, []).append(then)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

@@ -1,7 +1,9 @@
 """``vllm.general_plugins`` entry point: joins rowseed to vLLM-Omni, in every process, or says why not.
 
-All or nothing: every target is checked before any is touched. Those that only processes with clients need
-are joined when their modules are imported. ``ROWSEED=0`` turns it off.
+What is there decides, whatever the release's number: every target is checked before any is touched, and all
+are joined or none. Those that only processes with clients need are joined when their modules are imported.
+vLLM calls a plugin without a guard, so nothing that goes wrong here may leave it: one warning, and the engine
+runs as without rowseed. ``ROWSEED=0`` turns it off.
 """
 
 import importlib
@@ -11,17 +13,20 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from rowseed.kernels.philox import SCHEME
+from rowseed.vllm_omni import releases
 from rowseed.vllm_omni.metrics import expose_to_prometheus, share_between_processes
 from rowseed.vllm_omni.on_import import on_import
 
 # vLLM's logging configuration drops INFO lines of loggers outside its own tree.
 logger = logging.getLogger("vllm.rowseed")
 
-SUPPORTED_RELEASES = ((0, 28, 0), (0, 30, 0))
+ON = ("", "1", "true", "on", "yes")
+OFF = ("0", "false", "off", "no")
 
 UPSTREAM_TALKER = "vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker"
 TALKER = "rowseed.vllm_omni.model_executor.models.qwen3_tts.talker:SeededTalker"
@@ -29,6 +34,10 @@ TALKER_ARCHITECTURES = ("Qwen3TTSForConditionalGeneration", "Qwen3TTSTalkerForCo
 
 # Runners of these platforms inherit the V1 runner's methods but not its buffers and graphs.
 FOREIGN_PLATFORMS = ("npu", "xpu", "musa")
+
+# What is off without a client's target.
+UNCHECKED = "bad seeds are not refused at admission"
+UNREPORTED = "requests' seeds are not reported, and ROWSEED_UNSEEDED=fresh gives none"
 
 GENERATE = (
     *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request"),
@@ -38,17 +47,25 @@ GENERATE = (
 
 
 class Target(NamedTuple):
-    """A method to replace: where it is, its parameters, what joins it. Some releases lack `optional` ones."""
+    """A method to replace: where it is, its parameters, what joins it.
+
+    `lost` says what is off where a target that stands alone is not joined. Parameters that some releases lack
+    are listed in `releases.DIFFERENCES`.
+    """
 
     module: str
     owner: str
     method: str
     parameters: tuple[str, ...]
     join: Callable[[Callable], Callable]
-    optional: tuple[str, ...] = ()
+    lost: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner}.{self.method}"
 
     def __str__(self) -> str:
-        return f"{self.owner}.{self.method}({', '.join(self.parameters)})"
+        return f"{self.name}({', '.join(self.parameters)})"
 
 
 class UnsupportedError(Exception):
@@ -56,47 +73,75 @@ class UnsupportedError(Exception):
 
 
 def register() -> None:
-    """Join rowseed to the vLLM-Omni of this process. A second call does nothing."""
-    if os.environ.get("ROWSEED") == "0":
-        logger.info("rowseed is off (ROWSEED=0)")
-        return
-    if importlib.util.find_spec("vllm_omni") is None:
-        return  # plain vLLM: there is nothing to join
+    """Join rowseed to the vLLM-Omni of this process. A second call does nothing, and none raises."""
     try:
-        version = _supported_version()
-        _check_platform()
-        methods = _unjoined(_runner_targets())
-        architectures = _architectures()
-    except (UnsupportedError, ImportError) as reason:
-        logger.warning("rowseed is not joined, the engine runs without it: %s", reason)
-        return
+        if _wanted():
+            _register()
+    except (Exception, SystemExit) as error:  # an import may raise anything
+        release = releases.describe(releases.installed())
+        logger.warning(
+            "rowseed is not joined to %s. The engine runs as without rowseed, with vLLM-Omni's own seeds: %s",
+            release,
+            _reason(error),
+        )
+
+
+def _wanted() -> bool:
+    choice = os.environ.get("ROWSEED", "")
+    asked = choice.strip().lower()
+    if asked in OFF:
+        logger.info("rowseed is off (ROWSEED=%s)", choice)
+        return False
+    if asked not in ON:
+        raise UnsupportedError(
+            f"ROWSEED must be one of {', '.join(OFF)} or {', '.join(ON[1:])}, got {choice!r}"
+        )
+    return True
+
+
+def _register() -> None:
+    if not _has_vllm_omni():
+        return  # plain vLLM: there is nothing to join
+    _check_platform()
+    methods = _unjoined(_runner_targets())
+    architectures = _architectures()
     if not methods and not architectures:
         return
-    _replace(methods)
-    _register_talker(architectures)
-    _guard_clients()
-    share_between_processes()
-    expose_to_prometheus()
+    _join(methods, architectures)
     logger.info(
-        "rowseed %s (RNG scheme %d) joined vllm-omni %s: %s",
+        "rowseed %s (RNG scheme %d) joined %s: %s",
         _own_version(),
         SCHEME,
-        version,
-        ", ".join([*architectures, *(f"{target.owner}.{target.method}" for target, _ in methods)]),
+        releases.describe(releases.installed()),
+        ", ".join([*architectures, *(target.name for target, _ in methods)]),
     )
+    for lost, step in (
+        ("bad seeds are not refused at admission, seeds not reported", _guard_clients),
+        ("counts of other processes are not on /metrics", share_between_processes),
+        ("counts are not on /metrics", expose_to_prometheus),
+    ):
+        _try(step, lost)
 
 
-def _supported_version() -> str:
-    from packaging.version import Version
-
+def _has_vllm_omni() -> bool:
     try:
-        version = importlib.metadata.version("vllm-omni")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UnsupportedError("vllm_omni is there, but no version of it is known") from error
-    if Version(version).release not in SUPPORTED_RELEASES:
-        known = ", ".join(".".join(map(str, release)) for release in SUPPORTED_RELEASES)
-        raise UnsupportedError(f"vllm-omni {version} is not known to work (known: {known})")
-    return version
+        spec = importlib.util.find_spec("vllm_omni")
+    except ValueError:  # imported by hand, without a spec: what can be imported from it decides
+        return True
+    return spec is not None and spec.origin is not None  # a plain folder of that name is no package
+
+
+def _try(step: Callable[[], None], lost: str) -> None:
+    """Something that the seeds do not depend on."""
+    try:
+        step()
+    except (Exception, SystemExit) as error:
+        release = releases.describe(releases.installed())
+        logger.warning("rowseed on %s: %s (seeds work all the same): %s", release, lost, _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, UnsupportedError) else f"{type(error).__name__}: {error}"
 
 
 def _own_version() -> str:
@@ -133,15 +178,23 @@ def _client_targets() -> list[Target]:
     speech = ("self", "request", "raw_request")
     entry = "vllm_omni.entrypoints"
     return [
-        Target(f"{entry}.omni_base", "OmniBase", "resolve_sampling_params_list", resolve, guard_resolve),
+        Target(
+            f"{entry}.omni_base",
+            "OmniBase",
+            "resolve_sampling_params_list",
+            resolve,
+            guard_resolve,
+            UNCHECKED,
+        ),
         Target(
             f"{entry}.openai.serving_speech",
             "OmniOpenAIServingSpeech",
             "create_speech",
             speech,
             guard_create_speech,
+            UNCHECKED,
         ),
-        Target(f"{entry}.async_omni", "AsyncOmni", "generate", GENERATE, join_generate, ("session_id",)),
+        Target(f"{entry}.async_omni", "AsyncOmni", "generate", GENERATE, join_generate, UNREPORTED),
     ]
 
 
@@ -152,34 +205,43 @@ def _unjoined(targets: list[Target], module: ModuleType | None = None) -> list[t
         owner = getattr(module or importlib.import_module(target.module), target.owner, None)
         method = getattr(owner, target.method, None)
         if method is None:
-            raise UnsupportedError(f"{target.module} has no {target.owner}.{target.method}")
+            raise UnsupportedError(f"{target.module} has no {target.name}")
         if hasattr(method, "__rowseed__"):
             continue
         parameters = tuple(inspect.signature(method).parameters)
-        absent = set(target.optional).difference(parameters)
+        absent = _optional(target).difference(parameters)
         if parameters != tuple(name for name in target.parameters if name not in absent):
             raise UnsupportedError(f"expected {target}, found ({', '.join(parameters)})")
         found.append((target, owner))
     return found
 
 
+def _optional(target: Target) -> set[str]:
+    difference = releases.DIFFERENCES.get(target.name)
+    return set(difference.parameters) if difference else set()
+
+
 def _guard_clients() -> None:
     for target in _client_targets():
 
         def guard(module: ModuleType, target: Target = target) -> None:
-            try:
-                _replace(_unjoined([target], module))
-            except UnsupportedError as reason:
-                logger.warning("rowseed does not check or report the seeds of requests: %s", reason)
+            _try(lambda: _join(_unjoined([target], module), []), target.lost)
 
         on_import(target.module, guard)
 
 
-def _replace(methods: list[tuple[Target, Any]]) -> None:
-    for target, owner in methods:
-        joined = target.join(getattr(owner, target.method))
-        joined.__rowseed__ = True  # type: ignore[attr-defined]
-        setattr(owner, target.method, joined)
+def _join(methods: list[tuple[Target, Any]], architectures: list[str]) -> None:
+    """Replace the methods and register the talker: all of it, or nothing if anything raises."""
+    with ExitStack() as undo:
+        for target, owner in methods:
+            original = getattr(owner, target.method)
+            joined = target.join(original)
+            joined.__rowseed__ = True  # type: ignore[attr-defined]
+            undo.callback(setattr, owner, target.method, original)
+            setattr(owner, target.method, joined)
+        if architectures:
+            _register_talker(architectures, undo)
+        undo.pop_all()
 
 
 def _architectures() -> list[str]:
@@ -198,8 +260,9 @@ def _architectures() -> list[str]:
     return found
 
 
-def _register_talker(architectures: list[str]) -> None:
+def _register_talker(architectures: list[str], undo: ExitStack) -> None:
     from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
+    undo.callback(OmniModelRegistry.models.update, dict(OmniModelRegistry.models))
     for architecture in architectures:
         OmniModelRegistry.register_model(architecture, TALKER)

@@ -1,5 +1,6 @@
 """The CPU platform stands in where nothing else is there, and nowhere else."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -43,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 def test_stands_in_on_a_cpu_build_with_nothing_else(machine) -> None:
     machine()
-    assert cpu.platform_plugin() == "rowseed.vllm_omni.platforms.cpu.CpuOmniPlatform"
+    assert cpu.platform_plugin() == "rowseed.vllm_omni.platforms.cpu_platform.CpuOmniPlatform"
 
 
 def test_not_on_a_build_for_accelerators(machine) -> None:
@@ -68,6 +69,32 @@ def test_not_beside_another_plugin_that_claims_the_machine(machine) -> None:
 def test_plugins_that_are_not_there_or_broken_do_not_count(machine, plugin) -> None:
     machine(points=[point("other", "other:plugin", plugin)])
     assert cpu.platform_plugin() is not None
+
+
+def test_a_fault_is_one_warning_and_no_platform(machine, log, monkeypatch) -> None:
+    machine()
+    for error in (ImportError("gone"), RuntimeError("wrong"), OSError("no such file"), SystemExit(1)):
+
+        def is_cpu(error=error):
+            raise error
+
+        monkeypatch.setattr(vllm.platforms, "_current_platform", SimpleNamespace(is_cpu=is_cpu))
+        assert cpu.platform_plugin() is None
+        record = log.pop()
+        assert record.levelno == logging.WARNING and type(error).__name__ in record.getMessage()
+    assert not log
+
+
+def test_a_class_that_cannot_be_made_is_no_platform(machine, log, monkeypatch) -> None:
+    from rowseed.vllm_omni.platforms import cpu_platform
+
+    def refuse(self):
+        raise TypeError("a new abstract method")
+
+    machine()
+    monkeypatch.setattr(cpu_platform.CpuOmniPlatform, "__init__", refuse)
+    assert cpu.platform_plugin() is None
+    assert "a new abstract method" in log[0].getMessage()
 
 
 def test_runners_take_vllm_omnis_methods_before_the_cpus() -> None:
