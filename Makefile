@@ -12,10 +12,12 @@ OMNI ?= 0.28.0
 OMNI_TESTS ?= tests/vllm_omni tests/lifecycle tests/faults
 # The part of them that `make test` runs: what touches vLLM-Omni's own classes, without its clients and engines.
 OMNI_SMOKE = $(addprefix tests/vllm_omni/test_,runner_v1.py talker.py code_predictor.py plugin.py)
+TRITONS = 3.6.0 3.9.0
+TRITON_TESTS ?= tests/kernels -k golden
 # Alone, for its kernels' file: what it depends on pins other versions of torch and the rest.
 BENCH_PEER = sglang-omni==0.1.9
 
-.PHONY: setup run test test-omni test-pythons test-gpu lint types bench soak sanitize
+.PHONY: setup run test test-omni test-pythons test-triton test-gpu lint types bench soak sanitize
 
 setup:
 	@$(PYTHON) tools/setup.py
@@ -35,6 +37,13 @@ test-omni:
 # Every Python that is accepted: its own environment, the golden rows, one served request.
 test-pythons:
 	$(PYTHON) tools/pythons.py
+
+# The golden rows on the oldest and the newest release of Triton, each in its own environment.
+test-triton:
+	@set -e; for release in $(TRITONS); do \
+	  $(PYTHON) tools/setup.py --triton $$release; \
+	  .venv-triton-$$release/bin/python -m pytest $(TRITON_TESTS) $(PYTEST_ARGS); \
+	done
 
 test-gpu: setup
 	$(VENV_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)

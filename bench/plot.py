@@ -166,6 +166,7 @@ def static(rows: list[Record]) -> Figure:
     """What one row costs on sm_90, V = 2048: instructions issued and barriers."""
     rows = select(rows, target="sm_90", vocab=2048, top_p=1)
     chosen = [row for row in rows if row["dtype"] in ("bf16", "bfloat16") or row["kernel"].startswith("vLLM")]
+    chosen = [row for row in chosen if row["issued"] != ""]  # none where the branch taken is not known
     names = [f"{row['kernel']}, {row['warps']} warp{'s' * (row['warps'] > 1)}" for row in chosen]
     colors = [OURS if row["kernel"].startswith("rowseed") else OTHERS[0] for row in chosen]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 0.42 * len(chosen) + 1.5), sharey=True)
@@ -174,7 +175,9 @@ def static(rows: list[Record]) -> Figure:
     left.invert_yaxis()  # the first on top; the right panel shares the axis
     left.set_xlabel("instructions issued a row (count)")
     right.set_xlabel("barriers on the path taken (count)")
-    return titled(figure, "Static cost of one row's draw, compiled for sm_90: V = 2048, top-k 50", rows)
+    release = rows[0]["triton"]
+    title = f"Static cost of one row's draw, Triton {release} for sm_90: V = 2048, top-k 50"
+    return titled(figure, title, rows)
 
 
 def frame(rows: list[Record]) -> Figure:

@@ -6,7 +6,8 @@ Every variant is compiled for sm_80, sm_90, sm_100 and gfx942, and its machine c
 
     instructions  what one warp executes on the path taken, loops with their trips (``walk.py`` says how the
                   path is chosen; here: an active row, seeded or not, finite logits, top_k = 50 and no tie
-                  beyond it, no embedding gather)
+                  beyond it, no embedding gather). Where the ways of a branch that nothing decides differ
+                  much, the figures of the path are left out, and that is said
     slots         instructions x ceil(warps / 4): a multiprocessor has four schedulers: this is the busiest's
     issued        instructions x warps: what a row costs a full GPU
     barriers      block-wide barriers on that path
@@ -61,6 +62,9 @@ FP64 = r"D(ADD|MUL|FMA|SETP)\b|v_(add|mul|fma|cmp\w*|cmpx\w*)_f64"
 BARRIERS = r"BAR\.(SYNC|RED)|BAR$|s_barrier"
 
 
+MOST_DOUBT = 0.05
+"""Of a path's instructions: what undecided branches may make up before its figures are left out."""
+
 OFF_PATH = ("_any_row",)
 """The sampler's functions that the described case does not run."""
 
@@ -103,7 +107,8 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 def measure(compiled, off=(), trips=None) -> dict:
-    """The figures of one compiled kernel, but for the names of the case."""
+    """The figures of one compiled kernel, but for the names of the case; None where the branch taken is not
+    known."""
     warps = compiled.metadata.num_warps
     if "cubin" in compiled.asm:
         with tempfile.TemporaryDirectory() as folder:
@@ -119,13 +124,18 @@ def measure(compiled, off=(), trips=None) -> dict:
         registers = int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[-1])
         spills = int(re.findall(r"\.private_segment_fixed_size:\s+(\d+)", text)[-1])
     path = walk.walk(blocks, off, trips)
-    return {
-        "warps": warps,
+    figures = {
         "instructions": path.instructions,
         "slots": path.instructions * math.ceil(warps / 4),
         "issued": path.instructions * warps,
         "barriers": path.count(BARRIERS),
         "fp64": path.count(FP64),
+    }
+    if path.doubt > MOST_DOUBT * path.instructions:
+        figures = dict.fromkeys(figures)
+    return {
+        "warps": warps,
+        **figures,
         "registers": registers,
         "spills": spills,
         "shared": compiled.metadata.shared,
@@ -343,7 +353,8 @@ def collect_one(target: str, source: str, quick: bool) -> list[dict]:
         for kernel, vocab, dtype, top_p, figures in SOURCES[source](target, quick):
             case = {"kernel": kernel, "target": target, "vocab": vocab, "dtype": dtype}
             records.append(case | {"top_k": 50, "top_p": top_p} | figures)
-            print(f"{target} {kernel} {vocab}", file=sys.stderr)
+            unknown = ": the walk cannot tell the branch taken" if figures["instructions"] is None else ""
+            print(f"{target} {kernel} {vocab}{unknown}", file=sys.stderr)
     except Exception as error:  # a peer's module may fail in any way; ours must not
         if source == "rowseed":
             raise
@@ -356,14 +367,16 @@ def print_table(records: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Static cost of one row, top_k = 50 (counts, not times)")
+    title = f"Static cost of one row, top_k = 50, compiled by Triton {triton.__version__} (counts, not times)"
+    table = Table(title=title)
     columns = ("kernel", "target", "vocab", "dtype", "top_p", "warps", "instructions", "slots", "issued")
     columns += ("barriers", "fp64", "registers", "spills", "shared")
     for name in columns:
         table.add_column(name, justify="left" if name in ("kernel", "target", "dtype") else "right")
     for record in records:
-        cells = [f"{v:,}" if isinstance(v := record[name], int) else str(v) for name in columns]
-        if record["loops_once"]:
+        known = ["?" if record[name] is None else record[name] for name in columns]
+        cells = [f"{v:,}" if isinstance(v, int) else str(v) for v in known]
+        if record["loops_once"] and record["instructions"] is not None:
             cells[6:9] = [">= " + cell for cell in cells[6:9]]
         table.add_row(*cells)
     Console(width=170).print(table)

@@ -90,12 +90,14 @@ def server(rows: list[Record]) -> str:
     return markdown(list(columns.values()), ([row[c] for c in columns] for row in rows))
 
 
-STATIC_PATH = "instructions", "issued", "barriers"
+STATIC_PATH = "instructions", "issued", "barriers", "fp64"
 """Columns of the static bench that count along the path taken."""
 
 
 def at_least(row: Record, column: str) -> str:
-    """The figure, marked where a loop with unknown trips was counted once."""
+    """The figure, marked where a loop with unknown trips was counted once; "?" where there is none."""
+    if row[column] == "":
+        return "?"
     return ("≥ " if row.get("loops_once") else "") + number(row[column])
 
 
@@ -112,8 +114,9 @@ def static(rows: list[Record]) -> str:
         "registers",
         "spills",
     ]
-    text = "Compiled for sm_90, V = 2048, top-k 50; counts, not times; a loop whose trips depend"
-    return f"{text} on the logits is counted once (≥):\n\n" + markdown(
+    text = f"Compiled by Triton {rows[0]['triton']} for sm_90, V = 2048, top-k 50; counts, not times; a loop"
+    text += " whose trips depend on the logits is counted once (≥); ?: the walk cannot tell the branch taken"
+    return f"{text}:\n\n" + markdown(
         columns, ([at_least(row, c) if c in STATIC_PATH else row[c] for c in columns] for row in chosen)
     )
 
@@ -153,9 +156,11 @@ def in_short(name: str, folder: Path) -> str:
     if name == "static":
         plain = [r for r in rows if r["target"] == "sm_90" and r["vocab"] == 2048 and r["dtype"] == "bf16"]
         plain = [r for r in plain if r["top_p"] == 1 and r["top_k"] == 50]
-        return "; ".join(
-            f"{r['kernel']}: {number(r['issued'])} issued, {r['barriers']} barriers" for r in plain[:2]
+        figures = "; ".join(
+            f"{r['kernel']}: {at_least(r, 'issued')} issued, {at_least(r, 'barriers')} barriers"
+            for r in plain[:2]
         )
+        return f"Triton {rows[0]['triton']}: {figures}"
     if name == "flips":
         plain = [r for r in rows if r["noise_sd"] == 0.01 and r["dtype"] == "bfloat16" and r["logit_sd"] == 2]
         return "noise .01: " + ", ".join(f"{r['rule']} {r['share']:.3f}" for r in plain)

@@ -5,11 +5,14 @@ and one path through them is chosen, entry to exit. At a branch the first rule t
 
 1. It never enters a call: on NVIDIA the slow half of the IEEE division (subnormal operands) and the
    shuffle fallback of a diverged warp (``BRA.DIV``).
-2. It never enters a block that mostly comes from a function named in ``off``: the caller's list of
-   functions that the described case does not run (line tables tell which function a block comes from,
-   inlining included).
-3. Of what is left it takes the longer way. So an early exit is not taken, a guarded atomic is done, and
-   where a branch depends on data that nothing above decides, the figure is an upper bound.
+2. It never enters a block that holds an instruction of a function named in ``off``: the caller's list of
+   functions that the described case does not run (line tables tell which function an instruction comes from,
+   inlining included. Some of Triton's releases drop the outer functions of most instructions, so one that
+   is named must do).
+3. An early exit, a block of its own that ends the kernel, is not taken.
+4. Of what is left it takes the longer way, so a guarded atomic is done. By how much the ways differ is added
+   to ``Walk.doubt``: nothing says that this is the branch taken. Where only ways of functions in ``off`` are
+   left, the doubt is without bound.
 
 A loop counts its longest way round times ``trips[function]`` (the innermost function named there), once where
 no trips are given; such loops are counted in ``Walk.loops_once``. A predicated instruction takes its issue
@@ -17,6 +20,7 @@ slot whether or not its predicate holds, so it counts. Padding (``NOP``, ``s_nop
 """
 
 import ast
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -36,6 +40,7 @@ class Walk:
     opcodes: Counter  # on the path taken, loops with their trips
     listed: Counter  # in the whole listing, paths not taken included
     loops_once: int  # loops on the path whose trips nobody gave
+    doubt: float  # instructions by which the ways differ at branches that no rule decides
 
     def count(self, pattern: str) -> int:
         return sum(n for op, n in self.opcodes.items() if re.match(pattern, op))
@@ -167,8 +172,8 @@ def amdgcn_blocks(listing: str) -> list[Block]:
     return _blocks(items(), lambda op: op in ("s_nop", "s_code_end"))
 
 
-def _mostly_in(block: Block, names: frozenset[str]) -> bool:
-    return bool(block.functions) and 2 * sum(bool(c & names) for c in block.functions) > len(block.functions)
+def _holds(block: Block, names: frozenset[str]) -> bool:
+    return any(chain & names for chain in block.functions)
 
 
 def _components(nodes: set[int], edges) -> list[set[int]]:
@@ -204,33 +209,41 @@ def _components(nodes: set[int], edges) -> list[set[int]]:
 def walk(blocks: list[Block], off=(), trips=None) -> Walk:
     """The path of the case that ``off`` and ``trips`` describe (see the module's text)."""
     off, trips = frozenset(off), trips or {}
-    barred = {i for i, b in enumerate(blocks) if b.has_call or _mostly_in(b, off)} - {0}
+    barred = {i for i, b in enumerate(blocks) if b.has_call or _holds(b, off)} - {0}
+    sources = Counter(w for b in blocks for w in b.successors)
+    early = {i for i, b in enumerate(blocks) if not b.successors and sources[i] == 1}
     loops_once = 0
 
-    def longest(nodes: set[int], start: int, edges) -> Counter:
-        """Instructions of the longest way from start that stays inside nodes; loops are folded."""
+    def longest(nodes: set[int], start: int, edges) -> tuple[Counter, float]:
+        """Instructions and doubt of the longest way from start that stays inside nodes; loops are folded."""
         nonlocal loops_once
         components = _components(nodes, edges)
         home = {v: n for n, c in enumerate(components) for v in c}
-        best: dict[int, Counter] = {}
+        best: dict[int, tuple[Counter, float]] = {}
         for n, c in enumerate(components):  # successors first
             outs = {home[w] for v in c for w in edges(v) if w in nodes and home[w] != n}
-            after = max((best[o] for o in outs), key=lambda x: x.total(), default=Counter())
+            ways = [best[o] for o in outs if not components[o] <= early] or [best[o] for o in outs]
+            after, doubt = max(ways, key=lambda way: way[0].total(), default=(Counter(), 0))
+            if ways:
+                doubt += after.total() - min(way[0].total() for way in ways)
             cyclic = len(c) > 1 or any(v in edges(v) for v in c)
             if not cyclic:
-                cost = Counter(blocks[next(iter(c))].opcodes)
+                (only,) = c
+                cost = Counter(blocks[only].opcodes)
+                doubt += math.inf if only in lost else 0
             else:
                 entries = {w for v in nodes - c for w in edges(v) if w in c} | ({start} & c)
                 head = min(entries or c)
-                once = longest(c, head, lambda v, head=head: [w for w in edges(v) if w != head])
+                once, inside = longest(c, head, lambda v, head=head: [w for w in edges(v) if w != head])
                 names = Counter(f for v in c for chain in blocks[v].functions for f in chain if f in trips)
                 times = trips[min(names, key=lambda f: (names[f], f))] if names else 1
                 loops_once += not names
                 cost = Counter({op: k * times for op, k in once.items()})
-            best[n] = cost + after
+                doubt += inside * times if times else 0
+            best[n] = cost + after, doubt
         return best[home[start]]
 
-    reached, todo = set(), [0]
+    reached, todo, lost = set(), [0], set()
     edges = {}
     while todo:
         v = todo.pop()
@@ -239,7 +252,8 @@ def walk(blocks: list[Block], off=(), trips=None) -> Walk:
         reached.add(v)
         allowed = [w for w in blocks[v].successors if w not in barred]
         edges[v] = allowed or blocks[v].successors[:1]
+        if not allowed and any(not blocks[w].has_call for w in blocks[v].successors):
+            lost.add(v)
         todo += edges[v]
-    loops_once = 0
-    taken = longest(reached, 0, lambda v: edges[v])
-    return Walk(taken, Counter(op for b in blocks for op in b.opcodes), loops_once)
+    taken, doubt = longest(reached, 0, lambda v: edges[v])
+    return Walk(taken, Counter(op for b in blocks for op in b.opcodes), loops_once, doubt)

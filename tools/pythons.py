@@ -1,7 +1,7 @@
 """Set up every Python that is accepted, each in its own environment, and try it: golden rows, one request.
 
-Each is `python3.N` on the path. Prints the seconds that its set-up took; exits with 1 if one is missing or
-fails.
+Each is `python3.N` on the path, or one of pyenv's. Prints the seconds that its set-up took; exits with 1 if
+one is missing or fails.
 """
 
 import os
@@ -19,11 +19,20 @@ from setup import PYTHONS, python_of  # noqa: E402
 REQUEST = '{"text": "One seeded sentence.", "language": "English", "seed": 7}\n'
 
 
+def find(name: str) -> str | None:
+    """An interpreter of this version that starts, or None. pyenv's stand-ins on the path may not."""
+    versions = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
+    for python in (shutil.which(f"python{name}"), *sorted(versions.glob(f"{name}.*/bin/python{name}"))):
+        if python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
+            return str(python)
+    return None
+
+
 def attempt(name: str) -> str:
     """What came out, as a line; raises CalledProcessError where a command fails."""
-    python = shutil.which(f"python{name}")
+    python = find(name)
     if python is None:
-        return f"Python {name}: there is no python{name} on the path"
+        return f"Python {name}: there is no python{name} on the path or in pyenv"
     environment = ROOT / f".venv-{name}"
     start = time.monotonic()
     subprocess.run([python, "tools/setup.py", "--environment", environment.name], cwd=ROOT, check=True)

@@ -3,8 +3,8 @@
 Standard library only; `PYTHONS` are accepted. What was installed is stamped with a hash of everything it
 was made from, so that a second run does nothing, and a run after a failed one starts afresh.
 Set ROWSEED_DEVICE to `cpu` or `nvidia` to choose the device yourself. `--omni 0.28.0` makes .venv-0.28.0 too:
-the same packages below another release of vLLM and vLLM-Omni. With `--environment .venv-3.12` that
-folder is made instead of .venv.
+the same packages below another release of vLLM and vLLM-Omni; `--triton 3.6.0` makes .venv-triton-3.6.0,
+below another Triton. With `--environment .venv-3.12` that folder is made instead of .venv.
 """
 
 import argparse
@@ -103,13 +103,13 @@ def mend_cuda_wheels(environment: Path) -> None:
         extension.write(TORCHVISION_OPERATORS)
 
 
-def install_omni(release: str, environment: Path, main: Path) -> None:
-    """Another release of vLLM and vLLM-Omni, before the packages of the main environment on the path."""
+def install_before(requirements: str, environment: Path, main: Path) -> None:
+    """Other releases of some packages, before those of the main environment on the path."""
     below = packages_of(main)
     packages = environment / below.relative_to(main)
     # A plain line with the folder's name would leave out its own .pth files, this project's among them.
     (packages / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-    pip(main, "--no-deps", "--target", str(packages), "-r", f"requirements/omni-{release}.txt")
+    pip(main, "--no-deps", "--target", str(packages), "-r", f"requirements/{requirements}")
 
 
 def link_import_root() -> None:
@@ -144,6 +144,16 @@ def make(environment: Path, wanted: str, install: "Callable[[], None]", *, with_
     print(f"Set up in {time.monotonic() - start:.0f} s", flush=True)
 
 
+def make_beside(main: Path, name: str, wanted: str, requirements: str) -> None:
+    other = ROOT / name
+    make(other, wanted, lambda: install_before(requirements, other, main), with_pip=False)
+
+
+def releases(package: str) -> "list[str]":
+    """Those that requirements/ has a file for, beside what .venv has."""
+    return sorted(path.stem[len(package) + 1 :] for path in (ROOT / "requirements").glob(f"{package}-*.txt"))
+
+
 # Nothing above and in this signature may need a newer Python than those that shall read the sentence below.
 def main(arguments: "Sequence[str]" = ()) -> None:
     if sys.version_info[:2] not in PYTHONS:
@@ -151,8 +161,10 @@ def main(arguments: "Sequence[str]" = ()) -> None:
         found = sys.version.split()[0]
         sys.exit(f"Python {accepted} are accepted, this is {found}; name one: make PYTHON=python3.11")
     parser = argparse.ArgumentParser(description="Make .venv")
-    releases = [path.stem.removeprefix("omni-") for path in (ROOT / "requirements").glob("omni-*.txt")]
-    parser.add_argument("--omni", choices=releases, help="also make .venv-RELEASE, with that vLLM-Omni")
+    parser.add_argument("--omni", choices=releases("omni"), help="also make .venv-OMNI, with that vLLM-Omni")
+    parser.add_argument(
+        "--triton", choices=releases("triton"), help="also make .venv-triton-TRITON, with that Triton"
+    )
     parser.add_argument("--environment", default=".venv", help="the environment's folder")
     options = parser.parse_args(arguments)
     omni, environment = options.omni, ROOT / options.environment
@@ -166,8 +178,10 @@ def main(arguments: "Sequence[str]" = ()) -> None:
         if omni and device != "cpu":
             print(f"vllm-omni {omni} is tested on a CPU only (ROWSEED_DEVICE=cpu): skipped", flush=True)
         elif omni:
-            other = ROOT / f".venv-{omni}"
-            make(other, wanted, lambda: install_omni(omni, other, environment), with_pip=False)
+            make_beside(environment, f".venv-{omni}", wanted, f"omni-{omni}.txt")
+        if options.triton:
+            name = f"triton-{options.triton}"
+            make_beside(environment, f".venv-{name}", wanted, f"{name}.txt")
 
 
 if __name__ == "__main__":

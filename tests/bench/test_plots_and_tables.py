@@ -8,7 +8,8 @@ import tables
 
 WHERE = {
     **dict.fromkeys(records.ENVIRONMENT, ""),
-    **{"device": "Test CPU", "driver": "none", "commit": "abc123", "time": "2026-01-02T03:04:05+00:00"},
+    **{"device": "Test CPU", "driver": "none", "triton": "3.99.0"},
+    **{"commit": "abc123", "time": "2026-01-02T03:04:05+00:00"},
 }
 
 
@@ -46,7 +47,9 @@ def sample(bench):
     if bench == "static":
         base = {"target": "sm_90", "vocab": 2048, "dtype": "bf16", "top_k": 50, "top_p": 1.0, "warps": 4}
         counts = {"instructions": 1111, "issued": 4444, "barriers": 22, "fp64": 0, "registers": 88}
-        return [{"kernel": k, **base, **counts, "spills": 0, "shared": 16} for k in ("rowseed", "peer")]
+        unknown = dict.fromkeys(("instructions", "issued", "barriers", "fp64"))
+        figures = {"rowseed": counts, "peer": counts, "riddle": counts | unknown}
+        return [{"kernel": k, **base, **f, "spills": 0, "shared": 16} for k, f in figures.items()]
     if bench == "host":
         return [
             {"rows": rows, "seeded": "all", "ours_us": 20.5, "peer_v1_us": 300.0, "peer_v2_us": 4000.0}
@@ -97,6 +100,7 @@ def test_svgs_hold_axes_labels_with_units(drawn):
     text = {path.stem: path.read_text() for path in drawn if path.suffix == ".svg"}
     assert "time of one draw (µs)" in text["sampler"] and "floor" in text["sampler"]
     assert "(ms)" in text["frame"] and "(µs)" in text["host"] and "(1/s)" in text["server"]
+    assert "Triton 3.99.0" in text["static"] and "peer" in text["static"] and "riddle" not in text["static"]
     assert all("2026-01-02" in svg and "Test CPU" in svg for svg in text.values())
 
 
@@ -112,6 +116,8 @@ def test_tables_hold_the_figures_and_say_what_is_missing(results, drawn):
     assert "| rowseed | 11.5 | 74.5 |" in text
     assert "| rowseed | 0.0050 | 0.0100 |" in text
     assert "| rowseed | bf16 | 4 | 1,111 | 4,444 | 22 |" in text
+    assert "| riddle | bf16 | 4 | ? | ? | ? | ? | 88 | 0 |" in text
+    assert "Compiled by Triton 3.99.0 for sm_90" in text
     assert "![the sampler beside its peers](results/test-cpu/sampler.png)" in text
     assert "Not measured yet on any GPU: the sampler beside its peers; a frame" in text
 

@@ -1,5 +1,8 @@
 """The walk over machine code: which instructions of a listing one warp executes."""
 
+import math
+import types
+
 import pytest
 import walk
 
@@ -52,6 +55,43 @@ def test_the_longer_way_unless_it_is_off(path):
     taken = walked(listing, off=["rare"])
     assert taken.instructions == 2 + 1
     assert taken.listed.total() == 2 + 10 + 1  # padding is no instruction
+
+
+def test_one_instruction_of_an_off_function_bars_its_block(path):
+    """Some releases of Triton drop the outer functions from most instructions of what was inlined."""
+    rare = ["#11", *["FADD R0, R0, R1"] * 9, "#7@3", "FADD R0, R0, R1"]
+    listing = sass(path, "#2", "@P0 BRA `(.L_x_0)", *rare, "EXIT", ".L_x_0:", "#3", "EXIT")
+    assert walked(listing).instructions == 12
+    assert walked(listing, off=["rare"]).instructions == 2
+
+
+def test_branches_that_no_rule_decides_are_doubt(path):
+    """An early exit is not taken; of two ways to the common end nothing says which is."""
+    start = ["#2", "@P0 BRA `(.L_x_0)", "EXIT", ".L_x_0:", "@P1 BRA `(.L_x_1)"]
+    ways = [*["FADD R0, R0, R1"] * 9, "BRA `(.L_x_2)", ".L_x_1:", "IADD3 R0, R0, R1, RZ"]
+    taken = walked(sass(path, *start, *ways, ".L_x_2:", "EXIT"))
+    assert taken.instructions == 2 + 10 + 1
+    assert taken.doubt == 10 - 1
+    certain = walked(sass(path, *start, ".L_x_1:", "IADD3 R0, R0, R1, RZ", "EXIT"))
+    assert certain.doubt == 0
+
+
+def test_only_ways_that_are_off_leave_the_walk_lost(path):
+    listing = sass(path, "#2", "IADD3 R0, R0, R1, RZ", "@P0 BRA `(.L_x_0)", "#7@3", "EXIT", ".L_x_0:", "EXIT")
+    assert walked(listing, off=["rare"]).doubt == math.inf
+
+
+def test_figures_without_a_known_branch_are_left_out(path, monkeypatch):
+    static = pytest.importorskip("static")
+    ways = ["#2", "@P0 BRA `(.L_x_0)", *["FADD R0, R0, R1"] * 9, ".L_x_0:", "#3", "EXIT"]
+    for lines, known in ((ways, False), (["#2", *ways[2:]], True)):
+        outputs = {"nvdisasm": sass(path, *lines), "cuobjdump": "REG:8 STACK:0 LOCAL:0"}
+        monkeypatch.setattr(static, "_tool", lambda name, *_, outputs=outputs: outputs[name])
+        metadata = types.SimpleNamespace(num_warps=4, shared=0)
+        figures = static.measure(types.SimpleNamespace(metadata=metadata, asm={"cubin": b""}))
+        assert figures["registers"] == 8
+        counted = [figures[name] for name in ("instructions", "barriers")]
+        assert counted == ([10, 0] if known else [None, None])
 
 
 def test_a_loop_counts_its_trips(path):

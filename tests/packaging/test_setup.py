@@ -1,6 +1,7 @@
 """tools/setup.py: which device, when it works again, and what it leaves alone."""
 
 import importlib.util
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -39,19 +40,23 @@ def test_a_second_run_installs_nothing_and_a_changed_requirement_does(setup: Mod
 def test_another_release_gets_an_environment_of_its_own(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (setup.ROOT / "requirements" / "omni-0.28.0.txt").write_text("vllm-omni==0.28.0\n")
-    others = []
-    monkeypatch.setattr(setup, "install_omni", lambda *release_and_place: others.append(release_and_place))
+    for name in ("omni-0.28.0", "triton-3.6.0"):
+        (setup.ROOT / "requirements" / f"{name}.txt").write_text("numpy==2.3.5\n")
+    others: list[tuple[object, ...]] = []
+    monkeypatch.setattr(setup, "install_before", lambda *what: others.append(what))
     for _ in range(2):
-        setup.main(["--omni", "0.28.0"])
+        setup.main(["--omni", "0.28.0", "--triton", "3.6.0"])
     assert setup.installed == ["cpu"]
-    assert others == [("0.28.0", setup.ROOT / ".venv-0.28.0", setup.ROOT / ".venv")]
+    assert others == [
+        ("omni-0.28.0.txt", setup.ROOT / ".venv-0.28.0", setup.ROOT / ".venv"),
+        ("triton-3.6.0.txt", setup.ROOT / ".venv-triton-3.6.0", setup.ROOT / ".venv"),
+    ]
     with pytest.raises(SystemExit):
         setup.main(["--omni", "0.27.0"])
     assert "invalid choice: '0.27.0'" in capsys.readouterr().err
     monkeypatch.setenv("ROWSEED_DEVICE", "nvidia")
     setup.main(["--omni", "0.28.0"])
-    assert len(others) == 1
+    assert len(others) == 2
     assert "on a CPU only" in capsys.readouterr().out
 
 
@@ -123,3 +128,18 @@ def test_the_pythons_of_the_set_up_are_those_of_readme_and_pyproject(setup: Modu
     assert f'requires-python = ">={first[0]}.{first[1]}"' in (ROOT / "pyproject.toml").read_text()
     names = [f"{major}.{minor}" for major, minor in setup.PYTHONS]
     assert f"Python {', '.join(names[:-1])} or {names[-1]}" in (ROOT / "README.md").read_text()
+
+
+def test_classifiers_name_the_same_pythons(setup: ModuleType) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if ":: Python :: 3." in line]
+    assert named == [f"{major}.{minor}" for major, minor in setup.PYTHONS]
+
+
+def test_the_oldest_triton_that_is_tested_is_the_floor(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "ROOT", ROOT)
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (floor,) = (line.partition(";")[0].split(">=")[1] for line in dependencies if line.startswith("triton"))
+    assert f"{floor}.0" == setup.releases("triton")[0]
