@@ -65,8 +65,11 @@ BARRIERS = r"BAR\.(SYNC|RED)|BAR$|s_barrier"
 MOST_DOUBT = 0.05
 """Of a path's instructions: what undecided branches may make up before its figures are left out."""
 
-OFF_PATH = ("_any_row",)
+OFF_PATH = ("_any_row", "_wide_greedy", "_wide_draw")
 """The sampler's functions that the described case does not run."""
+
+ON_PATH = ("_pull", "_nucleus")
+"""Those that it does run, where they are compiled into it."""
 
 TRIPS = {"_threshold": 32, "_find": 0, "_nucleus": 7}
 """Trips of the sampler's loops, by the function that holds them."""
@@ -106,7 +109,7 @@ def _tool(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def measure(compiled, off=(), trips=None) -> dict:
+def measure(compiled, off=(), trips=None, on=()) -> dict:
     """The figures of one compiled kernel, but for the names of the case; None where the branch taken is not
     known."""
     warps = compiled.metadata.num_warps
@@ -123,7 +126,7 @@ def measure(compiled, off=(), trips=None) -> dict:
         blocks = walk.amdgcn_blocks(text)
         registers = int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[-1])
         spills = int(re.findall(r"\.private_segment_fixed_size:\s+(\d+)", text)[-1])
-    path = walk.walk(blocks, off, trips)
+    path = walk.walk(blocks, off, trips, on)
     figures = {
         "instructions": path.instructions,
         "slots": path.instructions * math.ceil(warps / 4),
@@ -209,7 +212,7 @@ def our_records(target: str, quick: bool):
 def our_figures(kernel, arguments: dict, options: dict, target: str) -> dict:
     constants = {name: constant(value) for name, value in options.items() if name in kernel.arg_names}
     launch = {name: options[name] for name in ("num_warps", "enable_fp_fusion")}
-    return measure(compile_kernel(kernel, arguments | constants, target, **launch), OFF_PATH, TRIPS)
+    return measure(compile_kernel(kernel, arguments | constants, target, **launch), OFF_PATH, TRIPS, ON_PATH)
 
 
 @contextlib.contextmanager
@@ -329,7 +332,7 @@ def vllm_records(target: str, quick: bool):
     flags = ("IS_DRAFTING", "APPLY_TEMPERATURE", "USE_FP64", "PER_TOKEN_COL")
     arguments |= {name: constant(False) for name in flags}
     compiled = compile_kernel(gumbel._gumbel_sample_kernel, arguments, target, num_warps=4)
-    yield "vLLM V2 gumbel (x 2)", 2048, "fp32", 1.0, measure(compiled)
+    yield "vLLM V2 gumbel (x 2)", 2048, "fp32", 1.0, measure(compiled, on=("philox_impl",))
 
 
 SOURCES = {"rowseed": our_records, "sglang-omni": sglang_records, "vLLM": vllm_records}

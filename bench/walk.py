@@ -9,8 +9,9 @@ and one path through them is chosen, entry to exit. At a branch the first rule t
    functions that the described case does not run (line tables tell which function an instruction comes from,
    inlining included. Some of Triton's releases drop the outer functions of most instructions, so one that
    is named must do).
-3. An early exit, a block of its own that ends the kernel, is not taken.
-4. Of what is left it takes the longer way, so a guarded atomic is done. By how much the ways differ is added
+3. It enters a block that holds an instruction of a function named in ``on``: those that the case does run.
+4. An early exit, a block of its own that ends the kernel, is not taken.
+5. Of what is left it takes the longer way, so a guarded atomic is done. By how much the ways differ is added
    to ``Walk.doubt``: nothing says that this is the branch taken. Where only ways of functions in ``off`` are
    left, the doubt is without bound.
 
@@ -206,9 +207,9 @@ def _components(nodes: set[int], edges) -> list[set[int]]:
     return out
 
 
-def walk(blocks: list[Block], off=(), trips=None) -> Walk:
-    """The path of the case that ``off`` and ``trips`` describe (see the module's text)."""
-    off, trips = frozenset(off), trips or {}
+def walk(blocks: list[Block], off=(), trips=None, on=()) -> Walk:
+    """The path of the case that ``off``, ``on`` and ``trips`` describe (see the module's text)."""
+    off, on, trips = frozenset(off), frozenset(on), trips or {}
     barred = {i for i, b in enumerate(blocks) if b.has_call or _holds(b, off)} - {0}
     sources = Counter(w for b in blocks for w in b.successors)
     early = {i for i, b in enumerate(blocks) if not b.successors and sources[i] == 1}
@@ -251,7 +252,8 @@ def walk(blocks: list[Block], off=(), trips=None) -> Walk:
             continue
         reached.add(v)
         allowed = [w for w in blocks[v].successors if w not in barred]
-        edges[v] = allowed or blocks[v].successors[:1]
+        known = [w for w in allowed if _holds(blocks[w], on)]
+        edges[v] = known or allowed or blocks[v].successors[:1]
         if not allowed and any(not blocks[w].has_call for w in blocks[v].successors):
             lost.add(v)
         todo += edges[v]

@@ -76,6 +76,22 @@ def test_branches_that_no_rule_decides_are_doubt(path):
     assert certain.doubt == 0
 
 
+def test_a_way_that_is_on_is_taken_without_doubt(path):
+    rare = ["#7@3", *["FADD R0, R0, R1"] * 3, "BRA `(.L_x_1)"]
+    usual = [".L_x_0:", "#11@3", *["FADD R0, R0, R1"] * 9]
+    taken = walked(sass(path, "#2", "@P0 BRA `(.L_x_0)", *rare, *usual, ".L_x_1:", "EXIT"), on=["rare"])
+    assert taken.instructions == 1 + 4 + 1
+    assert taken.doubt == 0
+
+
+def test_the_functions_that_the_bench_names_are_the_samplers():
+    static = pytest.importorskip("static")
+    from rowseed.kernels import fused, narrow
+
+    for name in (*static.OFF_PATH, *static.ON_PATH, *static.TRIPS):
+        assert hasattr(fused, name) or hasattr(narrow, name), name
+
+
 def test_only_ways_that_are_off_leave_the_walk_lost(path):
     listing = sass(path, "#2", "IADD3 R0, R0, R1, RZ", "@P0 BRA `(.L_x_0)", "#7@3", "EXIT", ".L_x_0:", "EXIT")
     assert walked(listing, off=["rare"]).doubt == math.inf
