@@ -29,7 +29,7 @@ ON = ("", "1", "true", "on", "yes")
 OFF = ("0", "false", "off", "no")
 
 UPSTREAM_TALKER = "vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker"
-TALKER = "rowseed.vllm_omni.model_executor.models.qwen3_tts.talker:SeededTalker"
+TALKER = "rowseed.vllm_omni.model_executor.models.qwen3_tts.load:SeededTalker"
 TALKER_ARCHITECTURES = ("Qwen3TTSForConditionalGeneration", "Qwen3TTSTalkerForConditionalGeneration")
 
 # Runners of these platforms inherit the V1 runner's methods but not its buffers and graphs.
