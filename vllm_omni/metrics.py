@@ -4,10 +4,9 @@ Rows are sampled in worker processes, the endpoint is the API server's. With ``P
 (vLLM sets it for two or more API servers) prometheus_client carries the counters across. Without it, each
 process writes one small JSON file (``rowseed-<pid>.json``, at most once a second and at exit) into the folder
 ``ROWSEED_STATS_DIR``, which the first process makes if nobody named one; a collector in the API server adds
-the files up.
+the files up. A forked process starts at nothing; one that is killed loses its last second.
 """
 
-import atexit
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Counters:
         self._logged = (time.monotonic(), self.snapshot())
         self._lock = threading.Lock()
         self._writer: threading.Timer | None = None
+        self._at_exit: Finalize | None = None
         self._made_folder = False
         self._prometheus = _prometheus_counters()
 
@@ -119,8 +120,10 @@ class Counters:
                 self._writer = threading.Timer(WRITE_EVERY_S, self._write, args=(directory,))
                 self._writer.daemon = True
                 self._writer.start()
-                atexit.unregister(self._write)
-                atexit.register(self._write, directory)
+                if self._at_exit is not None:
+                    self._at_exit.cancel()
+                # Not atexit, which processes that multiprocessing forks do not run, and others inherit.
+                self._at_exit = Finalize(None, self._write, args=(directory,), exitpriority=0)
 
     def _write(self, directory: str) -> None:
         self._writer = None
@@ -147,17 +150,15 @@ def share_between_processes() -> None:
         return
     folder = tempfile.mkdtemp(prefix="rowseed-")
     os.environ[STATS_DIR] = folder
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
+    # After the last write, which is at priority 0, and in this process alone.
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
 
 
 class SharedCounts:
     """Prometheus collector of the counts of this process and of all that write into its folder."""
+
+    def __init__(self) -> None:
+        self._named: set[Path] = set()
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
@@ -179,9 +180,23 @@ class SharedCounts:
         for path in Path(os.environ.get(STATS_DIR, os.devnull)).glob("rowseed-*.json"):
             try:
                 if path.stem != f"rowseed-{os.getpid()}" and path.stat().st_mtime >= _started:
-                    yield json.loads(path.read_text())
+                    yield _counts_in(path)
             except OSError:
                 continue
+            except Exception as error:  # whatever else is in that folder must not end the endpoint
+                if path not in self._named:
+                    logger.warning("rowseed: %s is not counted: %s: %s", path, type(error).__name__, error)
+                    self._named.add(path)
+
+
+def _counts_in(path: Path) -> dict[str, Any]:
+    """``Counters.snapshot`` of another process; an error of some kind if the file holds anything else."""
+    counts = json.loads(path.read_text("utf-8"))
+    return {
+        "rows": {kind: int(counts["rows"][kind]) for kind in ("seeded", "unseeded")},
+        "refused": int(counts["refused"]),
+        "flagged": {kind: int(rows) for kind, rows in counts["flagged"].items()},
+    }
 
 
 _exposed = False
@@ -218,6 +233,15 @@ def _prometheus_counters() -> dict[str, Any] | None:
 
 
 _counters: Counters | None = None
+
+
+def _forget_the_parents() -> None:
+    global _counters
+    _counters = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_the_parents)
 
 
 def counters() -> Counters:

@@ -1,11 +1,11 @@
 """Counters of a process: what is counted, logged a minute, and written for other processes to read."""
 
-import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 
 import prometheus_client
@@ -19,7 +19,8 @@ def fresh(monkeypatch):
     monkeypatch.delenv("ROWSEED_STATS_DIR", raising=False)
     counters = metrics.Counters()
     yield counters
-    atexit.unregister(counters._write)
+    if counters._at_exit is not None:
+        counters._at_exit.cancel()
 
 
 def test_counts(fresh):
@@ -155,4 +156,97 @@ def test_a_folder_that_cannot_be_written_is_a_warning(fresh, monkeypatch, tmp_pa
     while not log and time.monotonic() < deadline:
         time.sleep(0.01)
     assert any("cannot write" in record.getMessage() for record in log)
-    atexit.unregister(fresh._write)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("end", ["pool", "exit", "later"])
+def test_forked_processes_count_their_own(end, tmp_path):
+    """4 rows here, then 10 in each of two children: 24 in all, as the parent's endpoint has them.
+
+    The children are multiprocessing's, which end without atexit; those of os.fork, which inherit the
+    parent's; and one that is gone without any end after its last second.
+    """
+    script = f"""
+        import multiprocessing, os, sys, time
+        import prometheus_client
+        from rowseed.vllm_omni import metrics
+        from rowseed.vllm_omni.metrics import counters
+
+        def child(end):
+            counters().count_rows(9, 0)
+            counters().count_rows(0, 1)
+            counters().count_refused()
+            counters().count_flagged("nan", 2)
+            if end == "later":
+                time.sleep(metrics.WRITE_EVERY_S + 1)
+
+        counters().count_rows(3, 1)
+        counters()._writer.join()  # the writer's thread is not in the children
+        counters().count_rows(0, 0)
+        if {end!r} == "pool":
+            forks = [multiprocessing.get_context("fork").Process(target=child, args=("",)) for _ in range(2)]
+            for process in forks:
+                process.start()
+            for process in forks:
+                process.join()
+        else:
+            forks = []
+            for _ in range(2):
+                forks.append(os.fork())
+                if forks[-1] == 0:
+                    child({end!r})
+                    os._exit(0) if {end!r} == "later" else sys.exit()
+            for pid in forks:
+                os.waitpid(pid, 0)
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(metrics.SharedCounts())
+        kinds = dict(kind="seeded"), dict(kind="unseeded")
+        rows = [registry.get_sample_value("rowseed_rows_total", kind) for kind in kinds]
+        refused = registry.get_sample_value("rowseed_refused_requests_total")
+        flagged = registry.get_sample_value("rowseed_flagged_rows_total", dict(kind="nan"))
+        print(*rows, refused, flagged, counters().snapshot()["rows"])
+    """
+    environment = {**os.environ, "ROWSEED_STATS_DIR": str(tmp_path)}
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert out == "21 3 2 4 {'seeded': 3, 'unseeded': 1}\n"
+    files = [json.loads(path.read_text()) for path in tmp_path.glob("rowseed-*.json")]
+    assert sorted(file["rows"]["seeded"] for file in files) == [3, 9, 9]
+
+
+STRANGE_FILES = {
+    "empty": b"",
+    "truncated": json.dumps(counts_of(1, 5)).encode()[:-9],
+    "a list": b"[1, 2]",
+    "a number": b"7",
+    "of an older version": b'{"pid": 1, "seeded": 5, "unseeded": 1}',
+    "without a part": b'{"pid": 1, "rows": {"seeded": 5}, "refused": 0, "flagged": {}}',
+    "of other types": b'{"pid": 1, "rows": {"seeded": 5, "unseeded": []}, "refused": 0, "flagged": {}}',
+    "not finite": b'{"pid": 1, "rows": {"seeded": 1e999, "unseeded": 1}, "refused": 0, "flagged": {}}',
+    "flagged, a list": b'{"pid": 1, "rows": {"seeded": 5, "unseeded": 1}, "refused": 0, "flagged": ["nan"]}',
+    "not UTF-8": json.dumps(counts_of(1, 5)).encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE_FILES.values(), ids=STRANGE_FILES)
+def test_a_strange_stats_file_is_named_once_and_the_rest_is_counted(
+    strange, fresh, monkeypatch, tmp_path, log
+):
+    monkeypatch.setenv("ROWSEED_STATS_DIR", str(tmp_path))
+    monkeypatch.setattr(metrics, "_counters", fresh)
+    (tmp_path / "rowseed-1.json").write_bytes(strange)
+    (tmp_path / "rowseed-2.json").write_text(json.dumps(counts_of(2, 7, refused=3, nan=1)))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(metrics.SharedCounts())
+    for _ in range(2):
+        assert registry.get_sample_value("rowseed_rows_total", {"kind": "seeded"}) == 7
+        assert registry.get_sample_value("rowseed_refused_requests_total") == 3
+        assert registry.get_sample_value("rowseed_flagged_rows_total", {"kind": "nan"}) == 1
+    (line,) = [record.getMessage() for record in log]
+    assert "rowseed-1.json is not counted" in line
