@@ -5,8 +5,8 @@ import torch
 SCHEME = 1
 """Number of the recipe that turns (seed, offset, codebook, logits) into a code."""
 
-TAG_SEEDED, TAG_GLOBAL, TAG_GLOBAL_SEED = 0, 1, 2
-"""What a counter block is for: rows with a seed, rows without, and deriving a global seed."""
+TAG_SEEDED, TAG_GLOBAL, TAG_GLOBAL_SEED, TAG_ITEM_SEED = 0, 1, 2, 3
+"""What a counter block is for: rows with a seed, rows without, deriving a global seed or an item's."""
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)

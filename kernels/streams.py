@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rowseed.kernels.noise import FLOAT32_MAX
-from rowseed.kernels.philox import SCHEME, TAG_GLOBAL_SEED, philox4x32
+from rowseed.kernels.philox import SCHEME, TAG_GLOBAL_SEED, TAG_ITEM_SEED, philox4x32
 
 SEEDED, INACTIVE = 1, 2
 """Flag bits of a line: the row has a seed of its own; the row is not sampled."""
@@ -35,6 +35,16 @@ def check_seed(value: object, name: str = "seed") -> int:
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"{name} must be an int in [-2**63, 2**64), got {value!r}")
     return _wrap(int(value))
+
+
+def item_seed(seed: int, index: int) -> int:
+    """The seed of item ``index`` (from 0) of a batch that has one seed: 63 bits, so a non-negative int64.
+
+    Philox of the seed and the index, in a part of the counter space that no row draws from. Raises what
+    `check_seed` raises.
+    """
+    counter = (index & 0xFFFFFFFF, index >> 32, 0)
+    return _two_words(check_seed(seed), counter, TAG_ITEM_SEED) & (2**63 - 1)
 
 
 def _wrap(value: int) -> int:
@@ -189,10 +199,10 @@ def _derived_global_seed(rank: int, made_before: int) -> int:
     return _two_words(torch.initial_seed(), (rank, made_before, 0))
 
 
-def _two_words(key: int, counter: tuple[int, int, int]) -> int:
-    """64 bits of Philox in the part of the counter space that global seeds are taken from."""
+def _two_words(key: int, counter: tuple[int, int, int], tag: int = TAG_GLOBAL_SEED) -> int:
+    """64 bits of Philox in the part of the counter space that seeds of this kind are taken from."""
     # Plain ints do as well as tensors, and take none of torch's locks in a forked child.
-    words = philox4x32((*counter, SCHEME << 24 | TAG_GLOBAL_SEED << 16), (key, key >> 32))  # type: ignore[arg-type]
+    words = philox4x32((*counter, SCHEME << 24 | tag << 16), (key, key >> 32))  # type: ignore[arg-type]
     return int(words[0]) | int(words[1]) << 32
 
 
