@@ -1,9 +1,8 @@
 """Refuse a bad seed or sub-talker parameter where the request comes in, for that request alone.
 
-Such values would reach the engine, and several of them end it or hang it. Two doors: the parameter list
-that both clients resolve (``OmniBase.resolve_sampling_params_list``) and the HTTP handler
-(``create_speech``), which alone still sees the raw JSON value: pydantic turns "42", true and 4.0 into
-integers.
+Such values would reach the engine, and several of them end it or hang it. Doors: the parameter list
+that both clients resolve (``OmniBase.resolve_sampling_params_list``) and the server's handlers, which alone
+still see the raw JSON value: pydantic turns "42", true and 4.0 into integers.
 """
 
 import functools
@@ -38,6 +37,19 @@ def check_sampling_params(params: Any, *, int64_seed: bool = False) -> None:
     check_request(_get(params, "extra_args"))
 
 
+def check_speech(seed: Any, extra_params: Any = None) -> None:
+    """Check the ``seed`` and ``extra_params`` that a speech request's JSON has, None where it has none.
+
+    Raises:
+        vllm_omni.errors.OmniClientError: HTTP 400; names the field, the value and what is accepted.
+    """
+    if seed is not None:
+        _client_errors(check_seed, seed, "seed")
+    _client_errors(_check_mapping, extra_params)
+    _client_errors(_check_no_bools, extra_params)
+    check_request(extra_params)
+
+
 def guard_resolve(resolve: Callable) -> Callable:
     """``OmniBase.resolve_sampling_params_list`` that checks every stage's parameters first."""
 
@@ -63,11 +75,7 @@ def guard_create_speech(create_speech: Callable) -> Callable:
         from vllm_omni.errors import OmniClientError
 
         try:
-            seed = await _raw_seed(raw_request, request.seed)
-            if seed is not None:
-                _client_errors(check_seed, seed, "seed")
-            _client_errors(_check_no_bools, request.extra_params)
-            check_request(request.extra_params)
+            check_speech(await _raw_seed(raw_request, request.seed), request.extra_params)
         except OmniClientError as error:
             return self.create_error_response(error.message)
         return await create_speech(self, request, raw_request)
@@ -100,6 +108,11 @@ def _check_int64_seed(seed: Any, name: str) -> None:
     check_seed(seed, name)
     if seed >= 2**63:
         raise ValueError(f"{name} must be below 2**63 with the V2 model runner, got {seed!r}")
+
+
+def _check_mapping(extra_params: Any) -> None:
+    if extra_params is not None and not isinstance(extra_params, Mapping):
+        raise TypeError(f"extra_params must be an object, got {extra_params!r}")
 
 
 def _check_no_bools(params: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rowseed.kernels.philox import SCHEME
 from rowseed.vllm_omni.extra_args import SEED_ARG, Parameters, read_row
+from rowseed.vllm_omni.seed_report import note_seed
 
 logger = logging.getLogger("vllm.rowseed")
 
@@ -69,6 +70,7 @@ def _seeded(client: Any, request_id: str, stages: Any) -> Any:
         return stages  # refused in a moment, by name
     if seed is not None or not gives_fresh_seeds():
         logger.debug("rowseed: request %s: seed %s (RNG scheme %d)", request_id, seed, SCHEME)
+        note_seed(seed)
         return stages
     seed = secrets.randbits(SEED_BITS)
     talker = talker.clone()
@@ -76,4 +78,5 @@ def _seeded(client: Any, request_id: str, stages: Any) -> Any:
     if talker.seed is None:
         talker.seed = seed  # code 0 is the talker's own draw
     logger.info("rowseed: request %s: fresh seed %d (RNG scheme %d)", request_id, seed, SCHEME)
+    note_seed(seed)
     return [talker, *stages[1:]]

@@ -37,6 +37,8 @@ FOREIGN_PLATFORMS = ("npu", "xpu", "musa")
 
 # What is off without a client's target.
 UNCHECKED = "bad seeds are not refused at admission"
+UNBATCHED = "seeds and extra_params of speech batches are dropped"
+UNSTREAMED = "the WebSocket's seeds are not all checked or reported"
 UNREPORTED = "requests' seeds are not reported, and ROWSEED_UNSEEDED=fresh gives none"
 
 GENERATE = (
@@ -47,7 +49,7 @@ GENERATE = (
 
 
 class Target(NamedTuple):
-    """A method to replace: where it is, its parameters, what joins it.
+    """A method, or a module's function (no owner), to replace: where it is, its parameters, what joins it.
 
     `lost` says what is off where a target that stands alone is not joined. Parameters that some releases lack
     are listed in `releases.DIFFERENCES`.
@@ -62,7 +64,7 @@ class Target(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.owner}.{self.method}"
+        return f"{self.owner or self.module.rpartition('.')[2]}.{self.method}"
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(self.parameters)})"
@@ -171,12 +173,22 @@ def _runner_targets() -> list[Target]:
 
 
 def _client_targets() -> list[Target]:
-    from rowseed.vllm_omni.admission import guard_create_speech, guard_resolve
+    from rowseed.vllm_omni.admission import guard_resolve
     from rowseed.vllm_omni.fresh_seeds import join_generate
+    from rowseed.vllm_omni.seed_report import join_create_speech
+    from rowseed.vllm_omni.speech_batch import join_create_speech_batch, join_speech_service
+    from rowseed.vllm_omni.speech_stream import (
+        guard_build_config,
+        join_generate_and_send,
+        join_handle_session,
+    )
 
     resolve = ("self", "sampling_params_list", "allow_delta_coercion")
-    speech = ("self", "request", "raw_request")
+    sentence = ("self", "websocket", "config", "sentence_text", "utterance_index", "sentence_index")
     entry = "vllm_omni.entrypoints"
+    speech = (f"{entry}.openai.serving_speech", "OmniOpenAIServingSpeech")
+    batch = (*speech, "create_speech_batch", ("self", "batch_request"))
+    stream = (f"{entry}.openai.serving_speech_stream", "OmniStreamingSpeechHandler")
     return [
         Target(
             f"{entry}.omni_base",
@@ -186,14 +198,12 @@ def _client_targets() -> list[Target]:
             guard_resolve,
             UNCHECKED,
         ),
-        Target(
-            f"{entry}.openai.serving_speech",
-            "OmniOpenAIServingSpeech",
-            "create_speech",
-            speech,
-            guard_create_speech,
-            UNCHECKED,
-        ),
+        Target(*speech, "create_speech", ("self", "request", "raw_request"), join_create_speech, UNCHECKED),
+        Target(*batch, join_create_speech_batch, UNBATCHED),
+        Target(f"{entry}.openai.api_server", "", "Omnispeech", ("request",), join_speech_service, UNBATCHED),
+        Target(*stream, "_build_config", ("self", "websocket", "msg"), guard_build_config, UNSTREAMED),
+        Target(*stream, "handle_session", ("self", "websocket"), join_handle_session, UNSTREAMED),
+        Target(*stream, "_generate_and_send", sentence, join_generate_and_send, UNSTREAMED),
         Target(f"{entry}.async_omni", "AsyncOmni", "generate", GENERATE, join_generate, UNREPORTED),
     ]
 
@@ -202,7 +212,9 @@ def _unjoined(targets: list[Target], module: ModuleType | None = None) -> list[t
     """The targets that are not joined yet, with their classes, each checked against its signature."""
     found = []
     for target in targets:
-        owner = getattr(module or importlib.import_module(target.module), target.owner, None)
+        owner: Any = module or importlib.import_module(target.module)
+        if target.owner:
+            owner = getattr(owner, target.owner, None)
         method = getattr(owner, target.method, None)
         if method is None:
             raise UnsupportedError(f"{target.module} has no {target.name}")
