@@ -47,13 +47,13 @@ def recorded_launches():
     launches: list[Launch] = []
 
     def run(kernel, *args, grid, warmup, **kwargs):
-        launches.append(_launch(kernel, args, kwargs))
+        launches.append(launch_of(kernel, args, kwargs))
 
     with patch.object(JITFunction, "run", run):
         yield launches
 
 
-def _launch(kernel, args, kwargs):
+def launch_of(kernel, args, kwargs):
     options = {name: value for name, value in kwargs.items() if name in OPTIONS}
     values = dict(zip(kernel.arg_names, args, strict=False))
     values |= {name: value for name, value in kwargs.items() if name not in OPTIONS}
