@@ -17,7 +17,7 @@ TRITON_TESTS ?= tests/kernels -k golden
 # Alone, for its kernels' file: what it depends on pins other versions of torch and the rest.
 BENCH_PEER = sglang-omni==0.1.9
 
-.PHONY: setup run test test-omni test-pythons test-triton test-gpu lint types bench soak sanitize
+.PHONY: setup run test test-omni test-pythons test-triton test-compiled test-gpu lint types bench soak sanitize
 
 setup:
 	@$(PYTHON) tools/setup.py
@@ -44,6 +44,10 @@ test-triton:
 	  $(PYTHON) tools/setup.py --triton $$release; \
 	  .venv-triton-$$release/bin/python -m pytest $(TRITON_TESTS) $(PYTEST_ARGS); \
 	done
+
+# The sampler as Triton compiles it for GPUs that are not here, executed; no GPU.
+test-compiled: setup
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(VENV_PYTHON) tests/compiled/run.py
 
 test-gpu: setup
 	$(VENV_PYTHON) -m pytest -m gpu $(PYTEST_ARGS)

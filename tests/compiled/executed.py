@@ -4,8 +4,8 @@
         kernel[grid](x, y, BLOCK=128)
     runs[0].counts.instructions_a_warp
 
-The arguments, constants, specialisation and options are the launch's own. Needs TRITON_INTERPRET=0, as kernels
-are compiled; no pytest.
+The arguments, constants, specialisation and options are the launch's own; tensors that share memory are
+apart in the run. Needs TRITON_INTERPRET=0, as kernels are compiled; no pytest.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from compiling import Launch, launch_of
-from ptx import Counts, GlobalMemory, Program, run
+from ptx import Code, Counts, GlobalMemory, Program, run
 
 NEW = {
     "_sample_kernel": ("out_ptr", "status_ptr", "logprob_ptr", "next_input_ptr"),
@@ -60,14 +60,17 @@ def executing(
 ) -> Iterator[list[Run]]:
     """Runs every Triton launch inside in place of making it; results are in the launch's tensors.
 
-    target: a name of `compiling.TARGETS` on NVIDIA; order, measure: see `ptx.run`; new: by kernel, the names of
-    its parameters whose memory holds nothing yet; races: True leaves them to the caller (`counts.races`), False
-    raises `RaceError`.
+    target: a name of `compiling.TARGETS` on NVIDIA; order, measure: see `ptx.run`; new: by kernel, the
+    names of
+    its parameters whose memory holds nothing yet; races: True leaves them to the caller (`counts.races`),
+    False raises `RaceError`.
 
     Yields the runs made so far. Raises `ptx.Fault` and `ptx.UnknownInstruction` where the launch stands.
     """
     runs: list[Run] = []
-    ready: dict[int, tuple[torch.Tensor, np.ndarray]] = {}  # by address; holds the tensor, so that it stays its own
+    ready: dict[
+        int, tuple[torch.Tensor, np.ndarray]
+    ] = {}  # by address; holds the tensor, so that it stays its own
 
     def launch(kernel, *arguments, grid, warmup, **constants):
         if warmup:
@@ -77,9 +80,7 @@ def executing(
             grid = grid(values)
         recorded = launch_of(kernel, arguments, constants)
         name = kernel.fn.__name__
-        runs.append(
-            execute(recorded, grid, values, target, order, new.get(name, ()), ready, change, measure)
-        )
+        runs.append(execute(recorded, grid, values, target, order, new.get(name, ()), ready, change, measure))
         found = runs[-1].counts.races
         if found and not races:
             raise RaceError(f"{name} for {target}: {len(found)} races, the first: {found[0]}")
@@ -101,10 +102,10 @@ def execute(
 ) -> Run:
     """One launch; see `executing`. values: the kernel's arguments by name."""
     ready = {} if ready is None else ready
-    program, shared_bytes = compiled(Key(launch), target)
+    code, shared_bytes = compiled(Key(launch), target)
     name = launch.kernel.fn.__name__
     if change:
-        program = change(name, program)
+        code = changed(change, name, code)
     memory, arguments, tensors = GlobalMemory(), [], []
     for parameter in launch.kernel.params:
         value = values[parameter.name]
@@ -118,11 +119,11 @@ def execute(
         held = ready.get(value.data_ptr())
         arguments.append(memory.add(as_array(value), held[1] if held else True, value.data_ptr()))
         tensors.append(value)
-    counts, now_ready = run(program, grid, arguments, memory, shared_bytes, order, measure)
+    counts, now_ready = run(code, grid, arguments, memory, shared_bytes, order, measure)
     for tensor, elements in zip(tensors, now_ready, strict=True):
         if tensor.data_ptr() in ready:
             ready[tensor.data_ptr()] = tensor, elements
-    return Run(name, program, counts, shared_bytes)
+    return Run(name, code.program, counts, shared_bytes)
 
 
 class Key:
@@ -141,10 +142,15 @@ class Key:
 
 
 @functools.cache
-def compiled(key: Key, target: str) -> tuple[Program, int]:
-    """The parsed kernel, and its bytes of shared memory."""
+def compiled(key: Key, target: str) -> tuple[Code, int]:
+    """The decoded kernel, and its bytes of shared memory."""
     result = key.launch.compile(target)
-    return Program(result.asm["ptx"]), result.metadata.shared
+    return Code(Program(result.asm["ptx"])), result.metadata.shared
+
+
+def changed(change: Change, name: str, code: Code) -> Code:
+    program = change(name, code.program)
+    return code if program is code.program else Code(program)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:

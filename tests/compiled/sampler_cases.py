@@ -1,4 +1,4 @@
-"""Calls of the sampler and the rows they draw from: ordinary ones, and such as take every way through the kernel."""
+"""Calls of the sampler, and rows that take every way through the kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,12 +122,16 @@ class Case:
         found = {}
         for name, dtype in kinds.items():
             value = getattr(self, name)
-            found[name] = torch.tensor(random.choice(value, B), dtype=dtype) if isinstance(value, list) else value
+            found[name] = (
+                torch.tensor(random.choice(value, B), dtype=dtype) if isinstance(value, list) else value
+            )
         return found
 
     def streams(self, B: int, seed: int = 0) -> torch.Tensor:
         random = np.random.default_rng(seed)
-        seeds = [None if i % 4 == 3 else int(s) for i, s in enumerate(random.integers(-(2**63), 2**63 - 1, B))]
+        seeds = [
+            None if i % 4 == 3 else int(s) for i, s in enumerate(random.integers(-(2**63), 2**63 - 1, B))
+        ]
         offsets = random.choice([0, 1, 7, 2**31, 2**32 - 1, 2**40, -1], B).tolist()
         lines = RowStreams(max_rows=B, device="cpu", global_seed=2**40 + 5, global_offset=2**32 - 20)
         used = B - 3 if self.inactive else B
@@ -181,3 +185,49 @@ def differences(wanted: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -
 
 SHORT = [Case("k 50"), Case("k 50, top_p 0.9", top_p=0.9)]
 """What `make test` runs."""
+
+
+def _variants() -> list[Case]:
+    everything = dict(temperature=TEMPERATURES, top_k=TOP_KS, top_p=TOP_PS, min_p=MIN_PS, logprob=True)
+    usual = dict(temperature=[0.9, 0.7, 1.0, 3.0], top_k=[50, 20, 1, 64, 100, 128])
+    cases = []
+    for name, dtype in (("bf16", BF16), ("fp16", F16), ("fp32", F32)):
+        cases += [
+            Case(f"{name}, k 50", dtype=dtype),
+            Case(f"{name}, k 50, top_p 0.9", dtype=dtype, top_p=0.9),
+            Case(f"{name}, everything in tensors, gather", dtype=dtype, D=1024, E=1024, **everything),
+        ]
+    cases += [Case(f"k {k}", top_k=k) for k in (0, 1, 127, 128, 129)]
+    cases += [
+        Case("greedy", temperature=0.0),
+        Case("k as int64", top_k=TOP_KS, top_k_dtype=torch.int64),
+        Case("min_p", min_p=0.05),
+        Case("min_p, top_p, logprob", min_p=0.05, top_p=0.9, logprob=True),
+        Case("k 0, top_p, logprob", top_k=0, top_p=0.9, logprob=True),
+        Case("fp32, k 0, top_p, min_p", dtype=F32, top_k=0, top_p=0.9, min_p=0.02),
+        Case("gather of other widths, inactive", D=1000, E=2048, table_dtype=F32, column=True, inactive=True),
+        Case("gather of one table", D=7, table_dtype=F16),
+        Case("[B, 5, V], inactive", C=5, inactive=True, column=True),
+        Case("rows apart by 2064", gap=16),
+        Case("rows apart by 2051", gap=3),
+        Case("base at 2 bytes", shift=1, gap=8),
+        Case("fp32, V 2047, base at 4 bytes", V=2047, dtype=F32, shift=1, **everything),
+        Case("V 1", V=1, dtype=F32, rows=ordinary_rows, temperature=TEMPERATURES),
+        Case("V 10", V=10, dtype=F32, rows=ordinary_rows, **everything | dict(top_k=[2, 4, 8, 50, 0])),
+        Case("V 64", V=64, rows=ordinary_rows, **everything),
+        Case("fp32, V 1025", V=1025, dtype=F32, **everything),
+        *(Case(f"V {V}", V=V, top_p=0.9) for V in (1024, 2049, 3072, 4096)),
+        Case("V 8192", V=8192, rows=a_few_rows),
+        Case("fp32, V 8192", V=8192, dtype=F32, rows=a_few_rows, **everything),
+        Case("V 8193, split", V=8193, rows=a_few_rows, logprob=True, **usual),
+        Case("V 16384, split", V=16384, rows=a_few_rows),
+        Case("fp32, V 16384, split", V=16384, dtype=F32, rows=a_few_rows, **everything),
+        Case("V 16384, k 0, top_p", V=16384, rows=a_few_rows, top_k=0, top_p=0.9, logprob=True),
+        Case("[B, 3, 12288], split, inactive", V=12288, C=3, rows=a_few_rows, inactive=True, **usual),
+        Case("V 262144, split", V=262144, rows=lambda V, seed: ordinary(2, V, seed)),
+    ]  # fmt: skip
+    return cases
+
+
+VARIANTS = _variants()
+"""What `make test-compiled` runs for every target."""

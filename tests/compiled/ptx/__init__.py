@@ -2,21 +2,21 @@
 
     memory = GlobalMemory()
     address = memory.add(array)
-    counts = run(Program(ptx), (8,), [address, 5, 1.0], memory, shared_bytes=1024)
+    counts, ready = run(Program(ptx), (8,), [address, 5, 1.0], memory, shared_bytes=1024)
 
 Threads are the elements of arrays. `parse` reads the text; `formats` and `arithmetic` say what one instruction
-computes, on arrays alone; `memory` holds global and shared memory with their bounds, what is initialised and who
-touched what; `warp` has the instructions in which lanes meet; `decode` binds instructions to registers; `block`
-steps threads, warps and blocks, barriers included; `counts` is what comes out.
+computes, on arrays alone; `memory` holds global and shared memory: bounds, what is initialised, who touched
+what; `warp` has the instructions in which lanes meet; `decode` binds instructions to registers; `block` steps
+threads, warps and blocks, barriers included; `counts` is what comes out.
 
 It raises `Fault` for what no program may do and `UnknownInstruction` for what is not modelled. It says nothing
-about time, and approximate functions are rounded correctly here, which hardware does not (`Counts.free`).
+about time, and approximate functions are rounded correctly here, as hardware does not (`Counts.free`).
 """
 
-from .block import run
+from .block import Code, run
 from .counts import Counts
 from .errors import Fault, UnknownInstruction
 from .memory import GlobalMemory
 from .parse import Program
 
-__all__ = ["Counts", "Fault", "GlobalMemory", "Program", "UnknownInstruction", "run"]
+__all__ = ["Code", "Counts", "Fault", "GlobalMemory", "Program", "UnknownInstruction", "run"]

@@ -3,7 +3,6 @@
 `operation` gives it for every opcode that works on each thread's own registers.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from .errors import UnknownInstruction
-from .formats import HALVES, SIGNED, UNSIGNED, bits_of, is_float, is_signed, numbers, size, to_odd
+from .formats import HALVES, SIGNED, UNSIGNED, bits_of, is_float, is_signed, numbers, size
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def _quotient(root, rest, count):
 
 
 def _sign(root, rest, count):
-    if len(rest) != 1 or rest[0][0] == "b" and rest[0] not in HALVES:
+    if len(rest) != 1 or (rest[0][0] == "b" and rest[0] not in HALVES):
         return None
     return Operation((rest[0],), rest[0], np.abs if root == "abs" else np.negative)
 
@@ -414,7 +413,7 @@ def _convert(root, rest, count):
             return (high << np.uint32(16)) | low
 
         return Operation((of, of), "b32", pack)
-    if to[0] == "b" and to not in HALVES or to.endswith("x2"):
+    if (to[0] == "b" and to not in HALVES) or to.endswith("x2"):
         return None
     if is_float(to) and is_float(of):
         if to == of and len(modes) == 1 and modes[0] in ROUND:
@@ -423,7 +422,11 @@ def _convert(root, rest, count):
         narrows = size(to) < size(of) and modes == ["rn"]
         return Operation((of,), to, lambda x: x) if widens or narrows else None
     if is_float(of):
-        return Operation((of,), to, _to_integer(to, of, modes[0])) if len(modes) == 1 and modes[0] in ROUND else None
+        return (
+            Operation((of,), to, _to_integer(to, of, modes[0]))
+            if len(modes) == 1 and modes[0] in ROUND
+            else None
+        )
     if is_float(to):
         if modes != ["rn"] or to in HALVES:
             return None
@@ -443,7 +446,9 @@ def _to_integer(to, of, mode):
         x = ROUND[mode](x.astype(np.float64))
         low, high, nan = x <= float(limits.min), x >= float(limits.max), x != x
         inside = np.where(low | high | nan, 0, x).astype(limits.dtype)
-        result = np.where(low, limits.dtype.type(limits.min), np.where(high, limits.dtype.type(limits.max), inside))
+        result = np.where(
+            low, limits.dtype.type(limits.min), np.where(high, limits.dtype.type(limits.max), inside)
+        )
         return np.where(nan, of_nan, result)
 
     return function

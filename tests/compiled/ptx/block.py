@@ -18,7 +18,7 @@ POISON = 0xDEADBEEFDEADBEEF
 
 
 def run(
-    program: Program,
+    program: "Program | Code",
     grid: Sequence[int],
     arguments: Sequence[int | float],
     memory: GlobalMemory,
@@ -27,20 +27,24 @@ def run(
     measure: bool = True,
     batch: int = BATCH,
 ) -> tuple[Counts, list[np.ndarray]]:
-    """Executes a launch; memory's arrays hold what it wrote.
+    """Executes a launch; memory's arrays hold what it wrote. `Code(program)` decodes once for several
+    launches.
 
-    arguments: one number a parameter, addresses included; those of the compiler's own at the end may be left out.
-    order: None runs all warps in lockstep, the lowest instruction first; a seed draws the order of the blocks, and
-    runs a block's warps one at a time, each up to its next barrier, in an order of its own. measure: False leaves
-    passes and sectors out.
+    arguments: one number a parameter, addresses included; those of the compiler's own at the end may be
+    left out.
+    order: None runs all warps in lockstep, the lowest instruction first; a seed draws the order of the
+    blocks, and
+    runs a block's warps one at a time, each up to its next barrier, in an order of its own. measure: False
+    leaves passes and sectors out.
 
-    Returns the counts and, for each array in the order it was added, which elements are initialised. Raises `Fault`
-    and `UnknownInstruction`; races are in the counts.
+    Returns the counts and, for each array in the order it was added, which elements are initialised.
+    Raises `Fault` and `UnknownInstruction`; races are in the counts.
     """
     x, y, z = (*grid, 1, 1)[:3]
     if min(x, y, z) < 1:
         raise ValueError(f"grid must have sizes of at least 1, got {tuple(grid)}")
-    code = Code(program)
+    code = program if isinstance(program, Code) else Code(program)
+    program = code.program
     arguments = [*arguments, *[0] * (len(program.parameters) - len(arguments))]
     encoded = [_encoded(value, kind) for value, (kind, _) in zip(arguments, program.parameters, strict=True)]
     space = memory.opened(smallest_access(program, "global"), program.threads)
@@ -51,11 +55,20 @@ def run(
     counts = None
     with np.errstate(all="ignore"):
         for start in range(0, len(blocks), batch):
-            machine = Machine(code, blocks[start : start + batch], (x, y, z), encoded, space, shared_bytes, measure)
+            machine = Machine(
+                code, blocks[start : start + batch], (x, y, z), encoded, space, shared_bytes, measure
+            )
             machine.run(random)
             counts = machine.counts if counts is None else counts + machine.counts
     if random:
-        for name in ("instructions", "barriers", "shared_passes", "shared_ideal", "sectors_read", "sectors_written"):
+        for name in (
+            "instructions",
+            "barriers",
+            "shared_passes",
+            "shared_ideal",
+            "sectors_read",
+            "sectors_written",
+        ):
             setattr(counts, name, getattr(counts, name)[np.argsort(blocks)])
     return counts, space.write_back()
 
@@ -74,7 +87,9 @@ class Code:
     def __init__(self, program: Program):
         self.program = program
         self.runs, labels = program.runs()
-        self.steps = [[(i, i.guard, decode(i, program, labels)) for i in run.instructions] for run in self.runs]
+        self.steps = [
+            [(i, i.guard, decode(i, program, labels)) for i in run.instructions] for run in self.runs
+        ]
         self.lengths = np.array([len(run.instructions) for run in self.runs])
         self.cell = smallest_access(program, "shared")
 
@@ -127,7 +142,9 @@ class Machine:
             self._execute(steps[at], here, end)
         if self._waiting.any():
             raise Fault(f"{self._where_of(self._waiting)}: threads wait at a barrier that others never reach")
-        self.counts.instructions = (issued * self.code.lengths[:, None]).sum(0).reshape(self.blocks, -1).sum(1)
+        self.counts.instructions = (
+            (issued * self.code.lengths[:, None]).sum(0).reshape(self.blocks, -1).sum(1)
+        )
         self.issued = issued
         for run, times in zip(self.code.runs, issued.sum(1).tolist(), strict=True):
             if times:
@@ -188,13 +205,17 @@ class Machine:
         gone = (self._pc >= end).reshape(self.blocks, -1).any(1)
         waiting = self._waiting & gone[self.block]
         if waiting.any():
-            raise Fault(f"{self._where_of(waiting)}: threads wait at a barrier after others of the block have ended")
+            raise Fault(
+                f"{self._where_of(waiting)}: threads wait at a barrier after others of the block have ended"
+            )
 
     def _where_of(self, threads) -> str:
         return str(self.code.runs[int(self._pc[np.argmax(threads)]) - 1].instructions[-1])
 
-    # Registers. Some lanes may hold nothing: a reduction over warps shuffles such values, and only the lanes that
-    # hold something go on. What is computed from nothing is nothing; to branch on it or to let it reach memory is
+    # Registers. Some lanes may hold nothing: a reduction over warps shuffles such values, and only the
+    # lanes that
+    # hold something go on. What is computed from nothing is nothing; to branch on it or to let it reach
+    # memory is
     # a fault. `doubt` says in which threads the instruction has read nothing, None for nowhere.
 
     def read(self, register: Register, lanes):
@@ -235,7 +256,9 @@ class Machine:
 
     def require_known(self, what: str) -> None:
         if self.doubt is not None:
-            raise Fault(f"{self.instruction}: {what} comes from {self._doubtful}, which is read before it is written")
+            raise Fault(
+                f"{self.instruction}: {what} comes from {self._doubtful}, which is read before it is written"
+            )
 
     def doubt_warps(self) -> None:
         """Nothing in one lane is nothing for its warp."""
@@ -303,7 +326,9 @@ class Machine:
         if wrong.any():
             first = int(self.gathered(self.index, lanes)[np.argmax(wrong)])
             mask = int(np.broadcast_to(wanted, self.threads)[first])
-            raise Fault(f"{self.instruction}: the mask says {mask:#x}, but {int(here[first]):#x} of the warp are here")
+            raise Fault(
+                f"{self.instruction}: the mask says {mask:#x}, but {int(here[first]):#x} of the warp are here"
+            )
 
     def require_lanes(self, threads, lanes) -> None:
         """threads: whom each thread reads from."""
@@ -320,9 +345,13 @@ class Machine:
         here = self.mask(lanes).reshape(-1, 32).any(1)
         rows = table[here].reshape(-1)
         if (rows % 16).any():
-            raise Fault(f"{self.instruction}: a row of a matrix at {int(rows[rows % 16 != 0][0]):#x}, no multiple of 16")
+            raise Fault(
+                f"{self.instruction}: a matrix row at {int(rows[rows % 16 != 0][0]):#x}, no multiple of 16"
+            )
         if self.measure:
-            threads = np.repeat(np.nonzero(here)[0], 8 * count) * 32 + np.tile(np.arange(8 * count), int(here.sum()))
+            threads = np.repeat(np.nonzero(here)[0], 8 * count) * 32 + np.tile(
+                np.arange(8 * count), int(here.sum())
+            )
             self._count_passes(threads, rows, 16)
         return table.transpose(1, 0, 2)
 

@@ -30,7 +30,8 @@ def kind_of(opcode: str) -> str:
 
 @dataclass
 class Counts:
-    """Arrays hold one number a block, in the order x, y, z of the grid; a block's is the sum over its warps."""
+    """Arrays hold one number a block, in the order x, y, z of the grid; a block's is the sum over its
+    warps."""
 
     threads: int  # of a block
     instructions: np.ndarray  # that warps issued, those whose guard was false for all included

@@ -13,7 +13,19 @@ from .arithmetic import complement, operation
 from .errors import UnknownInstruction
 from .formats import SIGNED, UNSIGNED, bits_of, is_float, is_signed, numbers, size
 from .memory import SHARED_BASE
-from .parse import DISCARD, SHARED, Address, Group, Instruction, Name, Number, Pair, Program, Register, Special
+from .parse import (
+    DISCARD,
+    SHARED,
+    Address,
+    Group,
+    Instruction,
+    Name,
+    Number,
+    Pair,
+    Program,
+    Register,
+    Special,
+)
 
 ACCESS = re.compile(
     r"(global|shared(::cta)?|param|nc|volatile|relaxed|weak|cta|gpu|ca|cg|cs|wb|v[248]|[bsuf]\d+"
@@ -35,7 +47,9 @@ class Return:
     pass
 
 
-def decode(instruction: Instruction, program: Program, labels: dict[str, int]) -> Callable | Branch | Barrier | Return:
+def decode(
+    instruction: Instruction, program: Program, labels: dict[str, int]
+) -> Callable | Branch | Barrier | Return:
     """Raises `UnknownInstruction` with the instruction's text."""
     try:
         root = instruction.parts[0]
@@ -48,7 +62,9 @@ def decode(instruction: Instruction, program: Program, labels: dict[str, int]) -
         special = SPECIAL.get(root)
         if special:
             return special(instruction, program)
-        if isinstance(instruction.operands[0], Group) or any(isinstance(o, Group) for o in instruction.operands[1:]):
+        if isinstance(instruction.operands[0], Group) or any(
+            isinstance(o, Group) for o in instruction.operands[1:]
+        ):
             return _move_group(instruction)
         return _own_registers(instruction)
     except (UnknownInstruction, KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
@@ -127,7 +143,9 @@ def writer(operand, signed: bool = False) -> Callable:
 def address(operand: Address) -> Callable:
     n = 8 if isinstance(operand.base, Register) and operand.base.kind.endswith("64") else 4
     read, offset = reader(operand.base, n), operand.offset
-    return lambda machine, lanes: np.broadcast_to(read(machine, lanes).astype(np.int64) + offset, machine.threads)
+    return lambda machine, lanes: np.broadcast_to(
+        read(machine, lanes).astype(np.int64) + offset, machine.threads
+    )
 
 
 def _items(operand) -> tuple:
@@ -256,7 +274,10 @@ def _matrix_access(instruction: Instruction) -> tuple[int, bool]:
 
 def _load_matrix(instruction: Instruction, program: Program) -> Callable:
     count, trans = _matrix_access(instruction)
-    where, writes = address(instruction.operands[1]), [writer(item) for item in _items(instruction.operands[0])]
+    where, writes = (
+        address(instruction.operands[1]),
+        [writer(item) for item in _items(instruction.operands[0])],
+    )
     if len(writes) != count:
         raise UnknownInstruction(instruction.opcode)
 
@@ -276,7 +297,10 @@ def _load_matrix(instruction: Instruction, program: Program) -> Callable:
 
 def _store_matrix(instruction: Instruction, program: Program) -> Callable:
     count, trans = _matrix_access(instruction)
-    where, reads = address(instruction.operands[0]), [reader(item, 4) for item in _items(instruction.operands[1])]
+    where, reads = (
+        address(instruction.operands[0]),
+        [reader(item, 4) for item in _items(instruction.operands[1])],
+    )
     if len(reads) != count:
         raise UnknownInstruction(instruction.opcode)
 
@@ -328,7 +352,12 @@ def _shuffle(instruction: Instruction, program: Program) -> Callable:
 def _reduce(instruction: Instruction, program: Program) -> Callable:
     _, sync, how, *modes, kind = instruction.parts
     result, value, members = instruction.operands
-    if sync != "sync" or how not in warp.REDUCTIONS or modes not in ([], ["NaN"]) or modes and not is_float(kind):
+    if (
+        sync != "sync"
+        or how not in warp.REDUCTIONS
+        or modes not in ([], ["NaN"])
+        or (modes and not is_float(kind))
+    ):
         raise UnknownInstruction(instruction.opcode)
     read, write, check = source(value, kind), writer(result), _members(members)
 
@@ -345,7 +374,10 @@ def _reduce(instruction: Instruction, program: Program) -> Callable:
 def _vote(instruction: Instruction, program: Program) -> Callable:
     _, sync, how, kind = instruction.parts
     result, value, members = instruction.operands
-    if sync != "sync" or (how, kind) not in [("ballot", "b32"), *((h, "pred") for h in ("any", "all", "uni"))]:
+    if sync != "sync" or (how, kind) not in [
+        ("ballot", "b32"),
+        *((h, "pred") for h in ("any", "all", "uni")),
+    ]:
         raise UnknownInstruction(instruction.opcode)
     read, write, check = reader(value, 0), writer(result), _members(members)
 

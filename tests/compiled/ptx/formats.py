@@ -41,7 +41,8 @@ def numbers(bits, kind: str):
 
 
 def bits_of(values, kind: str):
-    """Numbers as unsigned bits of a type: integers modulo 2^n, floats to nearest even, NaN the canonical one."""
+    """Numbers as unsigned bits of a type: integers modulo 2^n, floats to nearest even, NaN the canonical
+    one."""
     values = np.asarray(values)
     if kind == "pred":
         return values
@@ -60,7 +61,8 @@ def bits_of(values, kind: str):
 
 
 def to_odd(values, dtype):
-    """Floats narrowed by rounding to odd: another rounding, to fewer bits yet, then gives what one alone would."""
+    """Floats narrowed by rounding to odd: another rounding, to fewer bits yet, then gives what one alone
+    would."""
     near = values.astype(dtype)
     if near.dtype == values.dtype:
         return near

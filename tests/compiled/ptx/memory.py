@@ -1,7 +1,7 @@
 """Global and shared memory: bounds, what is initialised, who touched what since the last synchronisation.
 
-Everything is kept by cells of as many bytes as the program's smallest access; addresses are multiples of their
-access's size, or it is a fault.
+Everything is kept by cells of as many bytes as the program's smallest access; addresses are multiples of
+their access's size, or it is a fault.
 """
 
 import numpy as np
@@ -20,7 +20,8 @@ GAP = 4096
 class Threads:
     """Which threads an instruction runs in, and what orders their accesses.
 
-    ids: int64 [N], unique in the launch's batch; epochs: int64 [N] or a number, larger after a synchronisation.
+    ids: int64 [N], unique in the launch's batch; epochs: int64 [N] or a number, larger after a
+    synchronisation.
     """
 
     def __init__(self, ids, epochs):
@@ -30,8 +31,8 @@ class Threads:
 class Accesses:
     """The last thread that touched each cell, and whether others did since their group last met.
 
-    group: threads of a group, whose epochs order accesses among themselves (a warp in shared memory, a block in
-    global memory). Between groups nothing does, but `forget`.
+    group: threads of a group, whose epochs order accesses among themselves (a warp in shared memory, a
+    block in global memory). Between groups nothing does, but `forget`.
     """
 
     ALONE, GROUP, ANY = 0, 1, 2
@@ -93,8 +94,12 @@ class Space:
         at = self.cells(addresses, size, threads, where)
         ready = self.ready[at]
         if not ready.all():
-            raise Fault(f"{where}: reads {self.name} memory that nothing has written, {_at(addresses, ~ready)}")
-        self._race(self.writers.unordered(at, threads), "reads what another thread wrote", addresses, where, counts)
+            raise Fault(
+                f"{where}: reads {self.name} memory that nothing has written, {_at(addresses, ~ready)}"
+            )
+        self._race(
+            self.writers.unordered(at, threads), "reads what another thread wrote", addresses, where, counts
+        )
         self.readers.note(at, threads, self.readers.unordered(at, threads))
         return self.data[at].view(np.uint8)
 
@@ -102,7 +107,9 @@ class Space:
         """data: uint8 [N, size]."""
         at = self.cells(addresses, data.shape[1], threads, where)
         data = np.ascontiguousarray(data).view(self.data.dtype)
-        self._race(self.readers.unordered(at, threads), "writes what another thread read", addresses, where, counts)
+        self._race(
+            self.readers.unordered(at, threads), "writes what another thread read", addresses, where, counts
+        )
         unordered = self.writers.unordered(at, threads)
         other_value = unordered & (self.data[at] != data)
         self.writers.note(at, threads, unordered)
@@ -187,7 +194,9 @@ class GlobalSpace(Space):
             if array.size:
                 at = self._cells_of(start, array)
                 self._places.append((at, array))
-                self.data[at] = np.ascontiguousarray(array).reshape(-1).view(self.data.dtype).reshape(at.shape)
+                self.data[at] = (
+                    np.ascontiguousarray(array).reshape(-1).view(self.data.dtype).reshape(at.shape)
+                )
                 self.allowed[at] = True
                 self.ready[at] = np.broadcast_to(ready, array.shape).reshape(-1, 1)
             else:

@@ -87,8 +87,8 @@ class Run:
 class Program:
     """A parsed kernel.
 
-    ptx: text with one entry function. Raises `UnknownInstruction` for a statement that cannot be read; whether
-    an instruction is known is found when it is decoded.
+    ptx: text with one entry function. Raises `UnknownInstruction` for a statement that cannot be read;
+    whether an instruction is known is found when it is decoded.
     """
 
     def __init__(self, ptx: str):
@@ -138,7 +138,9 @@ class Program:
     def _read(self, text: str) -> None:
         self._scopes.append({})
         at = 0
-        token = re.compile(r"\s*(?:([{}])|\.(loc)\b([^\n]*)|(\.(?:pragma|section|reg)[^;]*);|([\w$]+):|([^;]+);)")
+        token = re.compile(
+            r"\s*(?:([{}])|\.(loc)\b([^\n]*)|(\.(?:pragma|section|reg)[^;]*);|([\w$]+):|([^;]+);)"
+        )
         while self._scopes:
             match = token.match(text, at)
             if not match:

@@ -8,7 +8,9 @@ BANKS, WORD, SECTOR = 32, 4, 32
 def sectors(warps, addresses, size: int, warps_a_block: int, blocks: int):
     """int64 [blocks]: different 32-byte sectors that each warp asks for. warps: int64 [N], of the batch."""
     first, last = addresses // SECTOR, (addresses + size - 1) // SECTOR
-    keys = np.concatenate([warps << 45 | first, warps << 45 | last] if (first != last).any() else [warps << 45 | first])
+    keys = np.concatenate(
+        [warps << 45 | first, warps << 45 | last] if (first != last).any() else [warps << 45 | first]
+    )
     return np.bincount((np.unique(keys) >> 45) // warps_a_block, minlength=blocks)
 
 

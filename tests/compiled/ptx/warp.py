@@ -71,7 +71,8 @@ def matrix_rows(lane, trans: bool):
 
 
 def multiply(a, b, c, kind: str, depth: int):
-    """mma.sync m16n8: lists of uint32 [T] registers -> four float32 [T]. The order of the sums is hardware's own.
+    """mma.sync m16n8: lists of uint32 [T] registers -> four float32 [T]. The order of the sums is
+    hardware's own.
 
     kind: f16, bf16 (depth 8 or 16) or tf32 (depth 4 or 8).
     """
