@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import nn
+from vllm.sampling_params import SamplingParams
 
 from rowseed.kernels.sampling import sample
 from rowseed.kernels.streams import INACTIVE, SEEDED, RowStreams
@@ -45,6 +46,8 @@ _logits = torch.randn(
 ).mul(2)
 
 _logits[list(NAN_KEYS), :, 1, 5] = torch.nan
+
+CODE0_LOGITS = torch.randn(VOCABULARY, FRAMES, VOCABULARY, generator=torch.Generator().manual_seed(2)).mul(2)
 
 
 class Predictor(nn.Module):
@@ -128,6 +131,7 @@ class Request:
     key: int
     prompt_len: int
     extra_args: ExtraArgs | None
+    seed: int | None = None  # SamplingParams.seed
     outputs: list[int] = field(default_factory=list)
     computed: int = 0
     known_to_runner: bool = False
@@ -143,11 +147,24 @@ class Request:
         """Index of the generated token that the request's next one-token step reads."""
         return self.computed - self.prompt_len
 
+    @property
+    def greedy(self):
+        return self.key % 5 == 4
+
     def row(self):
         try:
             return read_row(self.extra_args, STAGE)
         except (TypeError, ValueError):
             return read_row(None, STAGE)
+
+    def sampling_params(self):
+        return SamplingParams(
+            extra_args=self.extra_args,
+            seed=self.seed,
+            temperature=0.0 if self.greedy else 1.0,
+            top_k=0 if self.greedy else 20,
+            max_tokens=MAX_TOKENS,
+        )
 
 
 def alone(request, header, row):
@@ -171,6 +188,21 @@ def alone(request, header, row):
         codebook=1,
     )
     return [request.key, *codes[0].tolist()]
+
+
+def code0_alone(request, frame, header, row):
+    """Code 0 of a request's frame in a batch of one; without a seed, at the address of header and row."""
+    logits = CODE0_LOGITS[request.key, frame]
+    if request.greedy:
+        return int(logits.argmax())
+    seed, base, _ = request.row()
+    seed = request.seed if request.seed is not None else seed
+    if seed is None:
+        streams = RowStreams(1, "cpu", global_seed=header[0], global_offset=header[1] + row)
+        lines = streams.pack([None], [0])
+    else:
+        lines = RowStreams(1, "cpu").pack([seed], [(frame + base + 2**63) % 2**64 - 2**63])
+    return int(sample(logits[None], lines, top_k=20, codebook=0))
 
 
 SEEDS = st.sampled_from([None, None, 0, 1, 1, 2**63, -1])
@@ -222,12 +254,17 @@ class Lifecycle(RuleBasedStateMachine):
 
     # Rules
 
-    @rule(name=st.sampled_from("abcdef"), prompt_len=st.integers(1, 5), args=extra_args())
-    def admit(self, name, prompt_len, args):
+    @rule(
+        name=st.sampled_from("abcdef"),
+        prompt_len=st.integers(1, 5),
+        args=extra_args(),
+        seed=st.sampled_from([None, None, 3]),
+    )
+    def admit(self, name, prompt_len, args, seed=None):
         if name in {request.name for request in self.running + self.waiting}:
             return
         args = ExtraArgs(args)  # hypothesis keeps what it drew
-        request = Request(name, self.keys % VOCABULARY, prompt_len, args)
+        request = Request(name, self.keys % VOCABULARY, prompt_len, args, seed)
         self.keys += 1
         self.waiting.append(request)
         self.watched.append((name, weakref.ref(args)))

@@ -6,6 +6,7 @@ from unittest import mock
 
 import torch
 from lifecycle import (
+    CODE0_LOGITS,
     GROUPS,
     HIDDEN,
     MAX_ROWS,
@@ -16,11 +17,12 @@ from lifecycle import (
     Lifecycle,
     Talker,
     bucket,
+    code0_alone,
 )
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm_omni.platforms import current_omni_platform
 from vllm_omni.worker import gpu_model_runner
@@ -62,6 +64,8 @@ def make_runner(graph):
         kernel_block_sizes=[MAX_TOKENS],
         max_num_blocks_per_req=[1],
     )
+    runner.sampler, runner.max_num_reqs = Sampler(), MAX_ROWS
+    runner.query_start_loc = Buffer(MAX_ROWS + 1, dtype=torch.int32)
     runner.talker_mtp_input_ids = Buffer(MAX_ROWS, dtype=torch.int32)
     for name in ("talker_mtp_inputs_embeds", "last_talker_hidden", "text_step"):
         setattr(runner, name, Buffer(MAX_ROWS, HIDDEN))
@@ -109,7 +113,7 @@ class V1Lifecycle(Lifecycle):
                         req_id=r.name,
                         prompt_token_ids=[1] * r.prompt_len,
                         mm_features=[],
-                        sampling_params=SamplingParams(extra_args=r.extra_args, max_tokens=MAX_TOKENS),
+                        sampling_params=r.sampling_params(),
                         pooling_params=None,
                         block_ids=([0],),
                         num_computed_tokens=r.computed,
@@ -137,7 +141,10 @@ class V1Lifecycle(Lifecycle):
                 free_encoder_mm_hashes=[],
             )
         )
-        return self._preprocess({r.name: r for r in scheduled}, scheduled)
+        rows = self._preprocess({r.name: r for r in scheduled}, scheduled)
+        if scheduled:
+            self._sample({r.name: r for r in scheduled}, scheduled)
+        return rows
 
     def _preprocess(self, by_name, scheduled):
         """What the runner's ``_preprocess`` does around the MTP: pack the decode rows, skip prefill rows."""
@@ -155,6 +162,28 @@ class V1Lifecycle(Lifecycle):
             at += scheduled[request]
         runner._talker_mtp_forward([r.name for r in rows], torch.zeros(max(at, MAX_ROWS), HIDDEN), offsets)
         return rows
+
+    def _sample(self, by_name, scheduled):
+        """What ``_prepare_inputs`` leaves for the sampler, then vLLM's own step; every code 0 is checked.
+
+        Chunks of a prompt are sampled too, as vLLM does before it throws their tokens away.
+        """
+        runner, batch = self.runner, self.runner.input_batch
+        requests = [by_name[name] for name in batch.req_ids]
+        tokens = torch.tensor([0] + [scheduled[r] for r in requests], dtype=torch.int32)
+        runner.query_start_loc.cpu[: len(tokens)] = tokens.cumsum(0)
+        frames = [r.computed + scheduled[r] - r.prompt_len for r in requests]
+        logits = torch.stack([CODE0_LOGITS[r.key, frame] for r, frame in zip(requests, frames, strict=True)])
+        before = [generator.get_state() for generator in batch.generators.values()]
+        generators = list(batch.generators.values())
+        sampled = runner._sample(logits, None).sampled_token_ids[:, 0].tolist()
+        assert all(torch.equal(g.get_state(), s) for g, s in zip(generators, before, strict=True))
+        if all(r.greedy for r in requests):
+            return
+        assert not batch.generators  # of a row whose token is thrown away it would be rewound
+        header = runner.sampler.topk_topp_sampler._rows.streams.tensor[0].tolist()
+        for row, (request, frame) in enumerate(zip(requests, frames, strict=True)):
+            assert sampled[row] == code0_alone(request, frame, header, row), (request, frame, row)
 
     def codes(self, request):
         codes = self.runner.model_intermediate_buffer[request.name]["codes"]["audio"]
