@@ -1,7 +1,7 @@
 """``vllm.general_plugins`` entry point: joins rowseed to vLLM-Omni, in every process, or says why not.
 
 What is there decides, whatever the release's number: every target is checked before any is touched, and all
-are joined or none. Those that only processes with clients need are joined when their modules are imported.
+are joined or none. Those that only some processes need are joined when their modules are imported.
 vLLM calls a plugin without a guard, so nothing that goes wrong here may leave it: one warning, and the engine
 runs as without rowseed. ``ROWSEED=0`` turns it off.
 """
@@ -35,11 +35,12 @@ TALKER_ARCHITECTURES = ("Qwen3TTSForConditionalGeneration", "Qwen3TTSTalkerForCo
 # Runners of these platforms inherit the V1 runner's methods but not its buffers and graphs.
 FOREIGN_PLATFORMS = ("npu", "xpu", "musa")
 
-# What is off without a client's target.
+# What is off without a target that stands alone.
 UNCHECKED = "bad seeds are not refused at admission"
 UNBATCHED = "seeds and extra_params of speech batches are dropped"
 UNSTREAMED = "the WebSocket's seeds are not all checked or reported"
 UNREPORTED = "requests' seeds are not reported, and ROWSEED_UNSEEDED=fresh gives none"
+VLLMS_CODE0 = "codebook 0 is drawn by vLLM on the V2 runner"
 
 GENERATE = (
     *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request"),
@@ -119,6 +120,7 @@ def _register() -> None:
     )
     for lost, step in (
         ("bad seeds are not refused at admission, seeds not reported", _guard_clients),
+        (VLLMS_CODE0, _join_v2_samplers),
         ("counts of other processes are not on /metrics", share_between_processes),
         ("counts are not on /metrics", expose_to_prometheus),
     ):
@@ -170,6 +172,14 @@ def _runner_targets() -> list[Target]:
         Target(*runner, "_init_talker_mtp", ("self",), join_init_talker_mtp),
         Target(*runner, "_talker_mtp_forward", forward, join_talker_mtp_forward),
     ]
+
+
+def _sampler_targets() -> list[Target]:
+    from rowseed.vllm_omni.worker.code0_v2 import join_custom_sampler
+
+    module = "vllm_omni.worker_v2.model_states.omni_model_state"  # not in vllm-omni 0.28
+    parameters = ("self", "sampler")
+    return [Target(module, "OmniModelState", "custom_sampler", parameters, join_custom_sampler, VLLMS_CODE0)]
 
 
 def _client_targets() -> list[Target]:
@@ -234,12 +244,20 @@ def _optional(target: Target) -> set[str]:
 
 
 def _guard_clients() -> None:
-    for target in _client_targets():
+    _join_when_imported(_client_targets())
 
-        def guard(module: ModuleType, target: Target = target) -> None:
+
+def _join_v2_samplers() -> None:
+    _join_when_imported(_sampler_targets())
+
+
+def _join_when_imported(targets: list[Target]) -> None:
+    for target in targets:
+
+        def join(module: ModuleType, target: Target = target) -> None:
             _try(lambda: _join(_unjoined([target], module), []), target.lost)
 
-        on_import(target.module, guard)
+        on_import(target.module, join)
 
 
 def _join(methods: list[tuple[Target, Any]], architectures: list[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from lifecycle import BOUNDED
 from lifecycle_v1 import V1Lifecycle
 
-from rowseed.vllm_omni.worker import code0, runner_v1
+from rowseed.vllm_omni.worker import code0_v1, runner_v1
 
 TestV1Lifecycle = V1Lifecycle.TestCase
 TestV1Lifecycle.settings = BOUNDED
@@ -53,7 +53,7 @@ def test_the_machine_rejects_code_0_at_the_residual_codes_position():
         batch = runner.input_batch
         return (batch.num_computed_tokens_cpu - batch.num_prompt_tokens)[:rows].astype(np.int64)
 
-    with mock.patch.object(code0, "_next_frames", frames), pytest.raises(AssertionError):
+    with mock.patch.object(code0_v1, "_next_frames", frames), pytest.raises(AssertionError):
         run_state_machine_as_test(
             V1Lifecycle, settings=settings(BOUNDED, phases=(Phase.generate,), report_multiple_bugs=False)
         )

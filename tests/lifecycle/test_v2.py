@@ -9,6 +9,7 @@ from lifecycle import BOUNDED
 from lifecycle_v2 import V2Lifecycle
 
 from rowseed.vllm_omni.model_executor.models.qwen3_tts import talker
+from rowseed.vllm_omni.worker import code0_v2
 
 TestV2Lifecycle = V2Lifecycle.TestCase
 TestV2Lifecycle.settings = BOUNDED
@@ -21,6 +22,18 @@ def test_the_machine_rejects_rows_packed_in_another_order():
         return pack(model, requests[::-1], frames[::-1], defaults, **kwargs)
 
     with mock.patch.object(talker, "pack_rows", reversed_rows), pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            V2Lifecycle, settings=settings(BOUNDED, phases=(Phase.generate,), report_multiple_bugs=False)
+        )
+
+
+def test_the_machine_rejects_code_0_at_the_position_that_a_row_read():
+    draw = code0_v2.V2Draw.__call__
+
+    def late(self, logits, expanded, slots, positions, *rest):
+        return draw(self, logits, expanded, slots, positions - 1, *rest)
+
+    with mock.patch.object(code0_v2.V2Draw, "__call__", late), pytest.raises(AssertionError):
         run_state_machine_as_test(
             V2Lifecycle, settings=settings(BOUNDED, phases=(Phase.generate,), report_multiple_bugs=False)
         )

@@ -1,12 +1,13 @@
 """The talker's own token, code 0, from the same streams as the residual codes: codebook 0 of a frame.
 
 vLLM's sampler does everything up to the draw (bias, allowed ids, penalties, temperature, min_p) and after it
-(greedy rows, log-probabilities). Its draw alone is replaced, on the sampler of a talker's runner only. The
-seed is ``SamplingParams.seed``, else ``tts_local_seed``; the offset is the index of the frame that the token
-begins. ``ROWSEED_CODE0=vllm`` leaves the draw to vLLM.
+(greedy rows, log-probabilities). Its draw alone is replaced, on the sampler of a talker's runner only
+(``code0_v1``, ``code0_v2``). The seed is ``SamplingParams.seed``, else ``tts_local_seed``; the offset is the
+index of the frame that the token begins. ``ROWSEED_CODE0=vllm`` leaves the draw to vLLM.
 """
 
 import inspect
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,87 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rowseed.kernels.sampling import sample
 from rowseed.kernels.streams import RowStreams
 from rowseed.vllm_omni.extra_args import Parameters
 from rowseed.vllm_omni.worker.flagged_rows import FlaggedRows
-from rowseed.vllm_omni.worker.row_packing import data_parallel_rank, read_request, read_seed
+from rowseed.vllm_omni.worker.row_packing import read_request, read_seed
 
 logger = logging.getLogger("vllm.rowseed")
 
 CODE0 = "ROWSEED_CODE0"
-V1_DRAW = ("logits", "generators", "k", "p")
 
 _PROCESSED_MODES = ("processed_logits", "processed_logprobs")
+_DEFAULTS = Parameters()
 _said: set[str] = set()
-
-
-def bind_v1(runner: Any) -> None:
-    """Let the runner's own sampler draw from row streams, or say once why vLLM's draw stays."""
-    reason = _not_wanted() or _v1_obstacle(runner)
-    if reason:
-        _say(logging.INFO, "rowseed: code 0 is drawn by vLLM: %s", reason)
-        return
-    upstream = runner.sampler.topk_topp_sampler
-    if not isinstance(upstream, V1Draw):
-        runner.sampler.topk_topp_sampler = V1Draw(runner, upstream)
-        _say(logging.INFO, "rowseed: code 0 is drawn from the row streams, by the %s runner", "V1")
-
-
-class V1Draw(nn.Module):
-    """Stands in one sampler for vLLM's ``TopKTopPSampler``, whose call it has: see `forward`."""
-
-    def __init__(self, runner: Any, upstream: nn.Module):
-        super().__init__()
-        self._runner = runner
-        self._upstream = upstream
-        rank = data_parallel_rank(runner.vllm_config)
-        self._rows = Code0Rows(runner.max_num_reqs, runner.device, rank=rank)
-        self._warm = False
-
-    def forward(
-        self,
-        logits: torch.Tensor,
-        generators: dict[int, torch.Generator],
-        k: torch.Tensor | None,
-        p: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw one token a row of the runner's batch.
-
-        Args:
-            logits: float32 [rows, V], temperature and everything before it applied.
-            generators: vLLM's, by row; emptied, so that no chunk of a prompt rewinds one.
-            k, p: int32 or float32 [rows], or None.
-
-        Returns:
-            (tokens int64 [rows], None).
-        """
-        runner, rows = self._runner, logits.shape[0]
-        batch = runner.input_batch
-        if batch.num_reqs != rows:
-            return self._no_batch(logits, generators, k, p)
-        generators.clear()
-        request_ids = batch.req_ids
-        requests = [(name, getattr(runner.requests[name], "sampling_params", None)) for name in request_ids]
-        self._rows.pack(requests, _next_frames(runner, rows), _seed_arg(runner.model))
-        return self._rows.draw(logits, k, p, request_ids=request_ids), None
-
-    def _no_batch(self, logits, generators, k, p):
-        """A dummy run, for memory and warm-up; anything else is not known."""
-        if self._runner.input_batch.num_reqs:
-            _say(
-                logging.WARNING,
-                "rowseed: code 0 of some steps is drawn by vLLM, unseeded: %s",
-                "its sampler got another number of rows than the batch has",
-            )
-        elif not self._warm:
-            self._warm = True
-            for top_k in (k, None):
-                for top_p in (p, None):
-                    self._rows.warm_up(logits, top_k, top_p)
-        return self._upstream(logits, generators, k, p)
 
 
 class Code0Rows:
@@ -105,11 +39,27 @@ class Code0Rows:
         self._status = torch.zeros(max_rows, 1, dtype=torch.int32, device=device)
         self._flagged = FlaggedRows()
 
-    def pack(self, requests: Iterable[tuple[str, Any]], frames: np.ndarray, seed_arg: str | None) -> None:
-        """Send the rows of a step: (request id, sampling params) each, and frames int64 [rows]."""
+    def pack(
+        self,
+        requests: Iterable[tuple[str, Any]],
+        frames: np.ndarray,
+        seed_arg: str | None,
+        *,
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        """Send the rows of a step.
+
+        Args:
+            requests: (request id, sampling params) of each row, in row order.
+            frames: int64 [rows], the frame that each row's token begins.
+            seed_arg: key of ``extra_args`` that holds the seed, or None.
+            positions: integers [rows] on the device, added to the frames there.
+        """
         seeds, base_offsets = read_speech_rows(requests, seed_arg)
         # int64 sums wrap modulo 2^64, as offsets do.
-        self.streams.pack(seeds, frames + base_offsets)
+        packed = self.streams.pack(seeds, frames + base_offsets)
+        if positions is not None:
+            packed[1:, 1] += positions
 
     def draw(
         self,
@@ -134,10 +84,14 @@ class Code0Rows:
         self._flagged.push(request_ids, self._status)
         return tokens
 
-    def warm_up(self, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> None:
-        rows = logits.shape[0]
+    def warm_up(self, logits: torch.Tensor, temperatures: Sequence[float | torch.Tensor]) -> None:
+        """Compile what a draw of these logits, [rows, V], may need, before the first request."""
+        rows, vocabulary = logits.shape
+        k = torch.full((rows,), vocabulary - 1, dtype=torch.int32, device=logits.device)
+        p = torch.full((rows,), 0.9, dtype=torch.float32, device=logits.device)
         self.streams.pack([0] * rows, [0] * rows)
-        self.draw(logits, k, p, request_ids=[])
+        for temperature, top_k, top_p in itertools.product(temperatures, (k, None), (p, None)):
+            self.draw(logits, top_k, top_p, request_ids=[], temperature=temperature)
 
 
 def read_speech_rows(
@@ -163,62 +117,45 @@ def read_speech_rows(
     return seeds, np.array(base_offsets, dtype=np.int64)
 
 
-_DEFAULTS = Parameters()
-
-
-def _next_frames(runner: Any, rows: int) -> np.ndarray:
-    """Index of the frame that each row's token begins, by the scheduler's own counts: int64 [rows]."""
-    batch = runner.input_batch
-    scheduled = np.diff(runner.query_start_loc.cpu[: rows + 1].numpy())
-    computed = np.asarray(batch.num_computed_tokens_cpu)[:rows].astype(np.int64)
-    return computed + scheduled - np.asarray(batch.num_prompt_tokens)[:rows]
-
-
-def _seed_arg(model: Any) -> str | None:
+def seed_arg(model: Any) -> str | None:
     return getattr(model, "talker_mtp_seed_extra_arg", None)
 
 
-def _not_wanted() -> str:
+def not_wanted() -> str:
+    """Why vLLM shall draw code 0, or nothing."""
     choice = os.environ.get(CODE0, "rowseed")
     if choice == "vllm":
         return f"{CODE0}=vllm"
     if choice != "rowseed":
-        _say(logging.WARNING, "%s must be rowseed or vllm, taken as rowseed: it is %r", CODE0, choice)
+        say(logging.WARNING, "%s must be rowseed or vllm, got %r: taken as rowseed", CODE0, choice)
     return ""
 
 
-def _v1_obstacle(runner: Any) -> str:
-    """Why vLLM's draw must stay, or nothing."""
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-    from vllm.v1.sample.sampler import Sampler
-
-    sampler: Any = getattr(runner, "sampler", None)
-    if type(sampler) is not Sampler:
-        return f"the runner's sampler is a {type(sampler).__name__}"
-    if getattr(runner, "speculative_config", None) is not None:
-        return "speculative decoding"
-    draw = sampler.topk_topp_sampler
-    if isinstance(draw, V1Draw):
-        return ""
-    if type(draw) is not TopKTopPSampler:
-        return f"the sampler draws with a {type(draw).__name__}"
-    return _mode_obstacle(draw) or _signature_obstacle(draw.forward, V1_DRAW)
-
-
-def _mode_obstacle(sampler: Any) -> str:
+def mode_obstacle(sampler: Any) -> str:
+    """Why a sampler of this mode must keep its draw, or nothing."""
     if sampler.logprobs_mode in _PROCESSED_MODES:
         return f"logprobs_mode is {sampler.logprobs_mode}"
     return "fp64 Gumbel noise" if getattr(sampler, "use_fp64_gumbel", False) else ""
 
 
-def _signature_obstacle(method: Callable, expected: tuple[str, ...]) -> str:
+def signature_obstacle(method: Callable, expected: tuple[str, ...]) -> str:
+    """Why this bound method cannot be replaced, or nothing."""
     found = tuple(inspect.signature(method).parameters)
     if found == expected:
         return ""
     return f"expected {method.__qualname__}({', '.join(expected)}), found ({', '.join(found)})"
 
 
-def _say(level: int, message: str, *values: Any) -> None:
+def say_who_draws(reason: str, runner: str) -> None:
+    """One line a process and runner."""
+    if reason:
+        say(logging.INFO, "rowseed: code 0 is drawn by vLLM, not from the row streams: %s", reason)
+    else:
+        say(logging.INFO, "rowseed: code 0 is drawn from the row streams, on the %s runner", runner)
+
+
+def say(level: int, message: str, *values: Any) -> None:
+    """Log a line that this process has not logged before."""
     line = message % values
     if line not in _said:
         _said.add(line)

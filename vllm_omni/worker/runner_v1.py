@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rowseed.vllm_omni.extra_args import SEED_ARG, stage_parameters
-from rowseed.vllm_omni.worker import code0
+from rowseed.vllm_omni.worker import code0_v1
 from rowseed.vllm_omni.worker.flagged_rows import look_at_flags
 from rowseed.vllm_omni.worker.row_packing import (
     bind_rows,
@@ -198,7 +198,7 @@ def _bind(runner: Any) -> None:
     ids = runner.talker_mtp_input_ids.gpu
     rank = data_parallel_rank(runner.vllm_config)
     bind_rows(runner.model, ids.shape[0], ids.device, rank=rank, defaults=_stage_defaults(runner))
-    code0.bind_v1(runner)
+    code0_v1.bind(runner)
 
 
 def _warm_up(runner: Any) -> None:

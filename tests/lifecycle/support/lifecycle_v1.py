@@ -173,7 +173,7 @@ class V1Lifecycle(Lifecycle):
         tokens = torch.tensor([0] + [scheduled[r] for r in requests], dtype=torch.int32)
         runner.query_start_loc.cpu[: len(tokens)] = tokens.cumsum(0)
         frames = [r.computed + scheduled[r] - r.prompt_len for r in requests]
-        logits = torch.stack([CODE0_LOGITS[r.key, frame] for r, frame in zip(requests, frames, strict=True)])
+        logits = CODE0_LOGITS[[r.key for r in requests], frames]
         before = [generator.get_state() for generator in batch.generators.values()]
         generators = list(batch.generators.values())
         sampled = runner._sample(logits, None).sampled_token_ids[:, 0].tolist()
@@ -181,7 +181,7 @@ class V1Lifecycle(Lifecycle):
         if all(r.greedy for r in requests):
             return
         assert not batch.generators  # of a row whose token is thrown away it would be rewound
-        header = runner.sampler.topk_topp_sampler._rows.streams.tensor[0].tolist()
+        header = runner.sampler.topk_topp_sampler.rows.streams.tensor[0].tolist()
         for row, (request, frame) in enumerate(zip(requests, frames, strict=True)):
             assert sampled[row] == code0_alone(request, frame, header, row), (request, frame, row)
 

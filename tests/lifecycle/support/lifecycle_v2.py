@@ -6,8 +6,20 @@ from unittest import mock
 
 import numpy as np
 import torch
-from lifecycle import GROUPS, HIDDEN, MAX_ROWS, MAX_TOKENS, GraphWrapper, Lifecycle, Talker, bucket
-from v2_runner import OmniModelState
+from lifecycle import (
+    CODE0_LOGITS,
+    GROUPS,
+    HIDDEN,
+    MAX_ROWS,
+    MAX_TOKENS,
+    VOCABULARY,
+    GraphWrapper,
+    Lifecycle,
+    Talker,
+    bucket,
+    code0_alone,
+)
+from v2_runner import OmniModelState, make_sampler
 from vllm.config import CUDAGraphMode
 from vllm_omni.model_executor.models.qwen3_tts import qwen3_tts_talker as upstream
 from vllm_omni.platforms import current_omni_platform
@@ -63,6 +75,8 @@ class V2Lifecycle(Lifecycle):
         defaults = stage_parameters(self.model._subtalker_sampling_params)
         bind_rows(self.model, MAX_ROWS, torch.device("cpu"), rank=0, defaults=defaults)
         self.state = OmniModelState(fake_vllm_config(graph), self.model, None, torch.device("cpu"))
+        self.sampler = make_sampler(MAX_ROWS, VOCABULARY)
+        self.state.custom_sampler(self.sampler)
         self.slots = {}  # request -> index in the runner's request states
         self.batch = []  # requests in batch order
 
@@ -92,7 +106,9 @@ class V2Lifecycle(Lifecycle):
         for request in scheduled:
             if request not in self.slots:
                 self.slots[request] = min(set(range(MAX_ROWS)) - set(self.slots.values()))
-                params = SimpleNamespace(extra_args=request.extra_args)
+                params = request.sampling_params()
+                self.sampler.req_states.prompt_len.np[self.slots[request]] = request.prompt_len
+                self.sampler.add_request(self.slots[request], request.prompt_len, params)
                 new = SimpleNamespace(req_id=request.name, mm_features=None, sampling_params=params)
                 self.state.add_request(self.slots[request], new)
         self.batch = [r for r in self.batch if r in scheduled] + [r for r in scheduled if r not in self.batch]
@@ -101,6 +117,7 @@ class V2Lifecycle(Lifecycle):
             self._preprocess(scheduled)
             last = torch.zeros(len(self.batch), dtype=torch.long)
             self.model.postprocess_batch_mrv2(hidden_states=torch.zeros(1, HIDDEN), last_token_indices=last)
+            self._sample(scheduled)
         return self.rows
 
     def _preprocess(self, scheduled):
@@ -128,6 +145,19 @@ class V2Lifecycle(Lifecycle):
             states,
             lambda rows: SimpleNamespace(num_tokens=bucket(rows), cg_mode=CUDAGraphMode.FULL),
         )
+
+    def _sample(self, scheduled):
+        """vLLM's own sampling step, a token for each request; every code 0 is checked."""
+        slots = torch.tensor([self.slots[r] for r in self.batch])
+        frames = [r.computed + scheduled[r] - r.prompt_len for r in self.batch]
+        positions = torch.tensor([r.computed + scheduled[r] - 1 for r in self.batch])
+        logits = CODE0_LOGITS[[r.key for r in self.batch], frames]
+        self.sampler.apply_staged_writes()
+        unused = torch.zeros_like(slots)
+        sampled, _ = self.sampler.sample(logits, slots, slots, slots.numpy(), positions, unused, unused)
+        header = self.sampler._sample_random.rows.streams.tensor[0].tolist()
+        for row, (request, frame) in enumerate(zip(self.batch, frames, strict=True)):
+            assert sampled[row] == code0_alone(request, frame, header, row), (request, frame, row)
 
     def codes(self, request):
         codes = self.state.intermediate_buffer.buffers[self.slots[request]]["codes"]["audio"]
