@@ -178,6 +178,12 @@ def with_(draw, **attributes):
     return draw
 
 
+def without_mode():
+    made = Sampler()
+    del made.topk_topp_sampler.logprobs_mode
+    return made
+
+
 OBSTACLES = {
     "processed logits": (dict(sampler=sampler("processed_logits")), "logprobs_mode is processed_logits"),
     "processed logprobs": (dict(sampler=sampler("processed_logprobs")), "is processed_logprobs"),
@@ -185,6 +191,7 @@ OBSTACLES = {
     "fp64": (dict(sampler=sampler(draw=with_(TopKTopPSampler(), use_fp64_gumbel=True))), "fp64 Gumbel noise"),
     "sampler": (dict(sampler=OtherSampler()), "the runner's sampler is of type OtherSampler"),
     "draw": (dict(sampler=sampler(draw=OtherDraw())), "the sampler draws with a OtherDraw"),
+    "unknown": (dict(sampler=without_mode()), "AttributeError: "),
     "signature": (
         dict(sampler=sampler(draw=with_(TopKTopPSampler(), forward=lambda logits, generators, k: None))),
         "(logits, generators, k, p), found (logits, generators, k)",

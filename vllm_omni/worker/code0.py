@@ -121,8 +121,15 @@ def seed_arg(model: Any) -> str | None:
     return getattr(model, "talker_mtp_seed_extra_arg", None)
 
 
-def not_wanted() -> str:
-    """Why vLLM shall draw code 0, or nothing."""
+def why_vllms(obstacle: Callable[..., str], *objects: Any) -> str:
+    """Why vLLM draws code 0, or nothing: the switch, what `obstacle` finds, or that it cannot be known."""
+    try:
+        return _not_wanted() or obstacle(*objects)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _not_wanted() -> str:
     choice = os.environ.get(CODE0, "rowseed")
     if choice == "vllm":
         return f"{CODE0}=vllm"

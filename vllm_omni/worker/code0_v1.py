@@ -10,11 +10,11 @@ from torch import nn
 from rowseed.vllm_omni.worker.code0 import (
     Code0Rows,
     mode_obstacle,
-    not_wanted,
     say,
     say_who_draws,
     seed_arg,
     signature_obstacle,
+    why_vllms,
 )
 from rowseed.vllm_omni.worker.row_packing import data_parallel_rank
 
@@ -23,7 +23,7 @@ DRAW = ("logits", "generators", "k", "p")
 
 def bind(runner: Any) -> None:
     """Let the runner's own sampler draw from row streams, or say once why vLLM's draw stays."""
-    reason = not_wanted() or _obstacle(runner)
+    reason = why_vllms(_obstacle, runner)
     say_who_draws(reason, "V1")
     if not reason and not isinstance(upstream := runner.sampler.topk_topp_sampler, V1Draw):
         runner.sampler.topk_topp_sampler = V1Draw(runner, upstream)
@@ -107,4 +107,6 @@ def _obstacle(runner: Any) -> str:
         return ""
     if type(draw) is not TopKTopPSampler:
         return f"the sampler draws with a {type(draw).__name__}"
+    if not hasattr(runner, "query_start_loc"):
+        return "the runner does not tell how many tokens it has scheduled"
     return mode_obstacle(draw) or signature_obstacle(draw.forward, DRAW)

@@ -13,10 +13,10 @@ import torch
 from rowseed.vllm_omni.worker.code0 import (
     Code0Rows,
     mode_obstacle,
-    not_wanted,
     say_who_draws,
     seed_arg,
     signature_obstacle,
+    why_vllms,
 )
 from rowseed.vllm_omni.worker.row_packing import data_parallel_rank
 
@@ -42,7 +42,7 @@ def join_custom_sampler(original: Callable) -> Callable:
 
 
 def _bind(state: Any, sampler: Any, custom: Any) -> None:
-    reason = not_wanted() or _obstacle(state, sampler, custom)
+    reason = why_vllms(_obstacle, state, sampler, custom)
     say_who_draws(reason, "V2")
     if not reason:
         # On the object: vLLM-Omni asks whether its type is vLLM's own.
