@@ -49,6 +49,7 @@ PARTS = (
     Part("flips", 200, 200, 60, timed=False),
     Part("sampler", 180, 90, 60, reserve_s=20),
     Part("host", 60, 60, 40),
+    Part("code0", 60, 60, 30),
     Part("frame", 200, 80, 60, reserve_s=15),
     Part("server", 300, 300, 0, reserve_s=30),  # an engine's start alone takes most of a quick run's time
 )

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 sys.path.append(str(Path(__file__).parent))  # for `python bench/plot.py` and `-m bench.plot` alike
 
 from flips import FLOOR
-from records import HOST_COLUMNS, RESULTS, Record, read_csv
+from records import CODE0_SEEDED, HOST_COLUMNS, RESULTS, Record, read_csv
 
 STYLE = {
     "figure.dpi": 150,
@@ -217,6 +217,20 @@ def host(rows: list[Record]) -> Figure:
     return titled(figure, "What seeds cost the host at each step", rows)
 
 
+def code0(rows: list[Record]) -> Figure:
+    """Time of a step's code 0 over its rows: a panel for no, one and every row seeded."""
+    looks = Looks(distinct(rows, "impl"))
+    figure, panels = plt.subplots(1, len(CODE0_SEEDED), figsize=(11.5, 3.6), sharey=True)
+    for axes, seeded in zip(panels, CODE0_SEEDED, strict=True):
+        for impl, look in looks.of.items():
+            line(axes, select(rows, impl=impl, seeded=seeded), "batch", "p50_us", impl, look)
+        axes.set(xscale="log", yscale="log", xlabel="rows of the step", title=f"rows with a seed: {seeded}")
+        ticks_at(axes.xaxis, distinct(rows, "batch"))
+    panels[0].set_ylabel("time of code 0 (µs), median")
+    outside_legend(figure, panels[0])
+    return titled(figure, "Code 0: rowseed's draw and vLLM's, packing and generators included", rows)
+
+
 SERVER_PANELS = (
     ("requests_per_s", "requests (1/s)"),
     ("audio_s_per_s", "audio made (s/s)"),
@@ -242,6 +256,7 @@ PLOTS: dict[str, Callable[[list[Record]], Figure]] = {
     "sampler": sampler,
     "frame": frame,
     "host": host,
+    "code0": code0,
     "server": server,
     "static": static,
     "flips": flips,

@@ -31,6 +31,10 @@ SCHEMA: dict[str, tuple[str, ...]] = {
     ),
     "frame": ("device", "dtype", "batch", "ours_ms", "peer_ms", "ratio", "sampler_launches"),
     "host": ("rows", "seeded", "ours_us", "peer_v1_us", "peer_v2_us"),
+    "code0": (
+        *("impl", "batch", "vocab", "dtype", "top_k", "seeded"),
+        *("p20_us", "p50_us", "p80_us"),
+    ),
     "server": (
         *("mode", "concurrency", "requests", "requests_per_s", "audio_s_per_s"),
         *("first_audio_p50_ms", "first_audio_p95_ms", "latency_p50_ms", "latency_p95_ms", "same_as_solo"),
@@ -54,6 +58,9 @@ HOST_COLUMNS = {
     "peer_v1_us": "vLLM-Omni, V1 runner",
 }
 """What the host bench's times are of; bench/host.py says more."""
+
+CODE0_SEEDED = ("none", "one", "all")
+"""How many rows of the code-0 bench's batches have a seed."""
 
 Record = dict[str, Any]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # for `python bench/tables.py` and `-m bench.tables` alike
 
-from records import HOST_COLUMNS, RESULTS, ROOT, SCHEMA, Record, read_csv
+from records import CODE0_SEEDED, HOST_COLUMNS, RESULTS, ROOT, SCHEMA, Record, read_csv
 
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
@@ -18,11 +18,12 @@ WHAT = {
     "sampler": "the sampler beside its peers",
     "frame": "a frame beside vLLM-Omni's predictor",
     "host": "packing and dispatch on the host",
+    "code0": "code 0 beside vLLM's own draw",
     "server": "a real server over HTTP",
     "static": "the kernel's static cost",
     "flips": "codes that change when logits move",
 }
-ON_GPU = "sampler", "frame", "host", "server"
+ON_GPU = "sampler", "frame", "host", "code0", "server"
 """Benches whose figures on a CPU say nothing of a GPU."""
 
 
@@ -74,6 +75,19 @@ def host(rows: list[Record]) -> str:
     head = ["rows of a step", "seeded", *(HOST_COLUMNS[column] for column in columns)]
     body = ([row["rows"], row["seeded"], *(row[column] for column in columns)] for row in rows)
     return "Host time of a step, median µs:\n\n" + markdown(head, body)
+
+
+def code0(rows: list[Record]) -> str:
+    at = {(row["batch"], row["impl"], row["seeded"]): row["p50_us"] for row in rows}
+    head = ["rows of a step", "draw", *(f"seeded: {seeded}" for seeded in CODE0_SEEDED)]
+    body = [
+        [f"{batch}", impl, *(at.get((batch, impl, seeded), "") for seeded in CODE0_SEEDED)]
+        for batch, impl in dict.fromkeys((row["batch"], row["impl"]) for row in rows)
+    ]
+    note = (
+        f"V = {rows[0]['vocab']}, {rows[0]['dtype']}, top-k {rows[0]['top_k']}; rowseed's with its packing."
+    )
+    return f"{note} Median µs of a step:\n\n" + markdown(head, body)
 
 
 def server(rows: list[Record]) -> str:
@@ -136,6 +150,7 @@ TABLES = {
     "sampler": sampler,
     "frame": frame,
     "host": host,
+    "code0": code0,
     "server": server,
     "static": static,
     "flips": flips,
@@ -152,6 +167,13 @@ def in_short(name: str, folder: Path) -> str:
         mode = "graph warm" if any(r["mode"] == "graph warm" for r in plain) else plain[0]["mode"]
         return "B = 64: " + ", ".join(
             f"{r['impl']} {number(r['p50_us'])} µs" for r in plain if r["mode"] == mode
+        )
+    if name == "code0":
+        most = max(r["batch"] for r in rows)
+        return f"B = {most}, all seeded: " + ", ".join(
+            f"{r['impl']} {number(r['p50_us'])} µs"
+            for r in rows
+            if r["batch"] == most and r["seeded"] == "all"
         )
     if name == "static":
         plain = [r for r in rows if r["target"] == "sm_90" and r["vocab"] == 2048 and r["dtype"] == "bf16"]

@@ -55,6 +55,15 @@ def sample(bench):
             {"rows": rows, "seeded": "all", "ours_us": 20.5, "peer_v1_us": 300.0, "peer_v2_us": 4000.0}
             for rows in (1, 64)
         ]
+    if bench == "code0":
+        base = {"vocab": 3072, "dtype": "float32", "top_k": 50, "p20_us": 9.0, "p80_us": 90.0}
+        points = [
+            (impl, batch, seeded)
+            for impl in ("rowseed, V1", "vLLM, V1")
+            for batch in (1, 64)
+            for seeded in records.CODE0_SEEDED
+        ]
+        return [{"impl": i, "batch": b, "seeded": s, **base, "p50_us": 10.5 + b} for i, b, s in points]
     if bench == "frame":
         times = {"ours_ms": 123.0, "peer_ms": 246.0, "ratio": 2.0, "sampler_launches": 15}
         return [{"device": "cpu", "dtype": "bfloat16", "batch": b, **times} for b in (1, 8)]
@@ -115,6 +124,7 @@ def test_tables_hold_the_figures_and_say_what_is_missing(results, drawn):
     assert "### Measured on Test CPU" in text and "commit abc123" in text
     assert "| rowseed | 11.5 | 74.5 |" in text
     assert "| rowseed | 0.0050 | 0.0100 |" in text
+    assert "| 64 | rowseed, V1 | 74.5 | 74.5 | 74.5 |" in text
     assert "| rowseed | bf16 | 4 | 1,111 | 4,444 | 22 |" in text
     assert "| riddle | bf16 | 4 | ? | ? | ? | ? | 88 | 0 |" in text
     assert "Compiled by Triton 3.99.0 for sm_90" in text

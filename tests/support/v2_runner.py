@@ -14,10 +14,12 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 from vllm_omni.worker_v2.model_states.omni_model_state import OmniModelState  # noqa: F401
 
+CPU = torch.device("cpu")
 
-def make_sampler(max_rows, vocabulary, **kwargs):
-    """vLLM's own V2 sampler on the CPU, where it takes memory for pinned that is not."""
-    cpu = torch.device("cpu")
-    with mock.patch.object(buffer_utils, "is_uva_available", lambda: False):
-        states = RequestState(max_rows, 256, 256, 0, vocabulary, cpu)
-        return Sampler(max_rows, vocabulary, cpu, states, **kwargs)
+
+def make_sampler(max_rows, vocabulary, device=CPU, **kwargs):
+    """vLLM's own V2 sampler. On a CPU it would take memory for pinned that is not."""
+    uva = buffer_utils.is_uva_available if device.type == "cuda" else lambda: False
+    with mock.patch.object(buffer_utils, "is_uva_available", uva):
+        states = RequestState(max_rows, 256, 256, 0, vocabulary, device)
+        return Sampler(max_rows, vocabulary, device, states, **kwargs)

@@ -5,16 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from code0_runners import CPU, PROMPT_LEN, draw_v1, light_v1, seeded, talker, vllm_config
+from code0_runners import draw_v1, light_v1, seeded
+from code0_runners_v2 import SLOTS, Runner, V
 from torch.utils._python_dispatch import TorchDispatchMode
-from v2_runner import OmniModelState, make_sampler
+from v2_runner import make_sampler
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from rowseed.vllm_omni.metrics import counters
-from rowseed.vllm_omni.worker import code0, code0_v2
-
-V, SLOTS = 64, 64
+from rowseed.vllm_omni.worker import code0
 
 
 @pytest.fixture(autouse=True)
@@ -28,38 +27,6 @@ def logits():
     return torch.randn(8, V, generator=torch.Generator().manual_seed(3)) * 2
 
 
-class Runner:
-    """vLLM's sampler with the requests of a batch in slots that are no row numbers; greedy draws included."""
-
-    def __init__(self, params, frames=0, *, model=None, sampler=None, custom=None, **config):
-        rows = len(params)
-        self.sampler = make_sampler(SLOTS, V) if sampler is None else sampler
-        self.state = object.__new__(OmniModelState)
-        self.state.model = talker() if model is None else model
-        self.state.vllm_config = vllm_config(SLOTS, **config)
-        self.state.device, self.state.max_num_reqs = CPU, SLOTS
-        self.state.intermediate_buffer = SimpleNamespace(buffers=[{} for _ in range(SLOTS)])
-        self.slots = np.arange(SLOTS)[::-1][:rows].copy()
-        for row, slot in enumerate(self.slots):
-            self.sampler.req_states.prompt_len.np[slot] = PROMPT_LEN
-            self.sampler.add_request(slot, PROMPT_LEN, params[row])
-            self.state.intermediate_buffer.buffers[slot] = {
-                "req_id": f"r{row}",
-                "sampling_params": params[row],
-            }
-        self.sampler.apply_staged_writes()
-        self.positions = torch.full((rows,), PROMPT_LEN - 1) + torch.as_tensor(frames)
-        self.custom = self.state.custom_sampler(self.sampler)
-
-    @property
-    def joined(self):
-        return isinstance(self.sampler._sample_random, code0_v2.V2Draw)
-
-    def draw(self, logits):
-        slots, unused = torch.from_numpy(self.slots), torch.zeros(len(self.slots), dtype=torch.long)
-        return self.sampler.sample(logits.clone(), slots, slots, self.slots, self.positions, unused, unused)
-
-
 @pytest.mark.parametrize(
     "filters", [dict(), dict(top_k=6), dict(top_p=0.8), dict(top_k=6, top_p=0.8)], ids=str
 )
@@ -68,10 +35,10 @@ def test_equal_logits_give_the_codes_of_the_v1_runner(logits, filters):
     k = torch.full((8,), filters["top_k"], dtype=torch.int32) if "top_k" in filters else None
     p = torch.full((8,), filters["top_p"]) if "top_p" in filters else None
     v2 = Runner(params, frames)
-    tokens, processed = v2.draw(logits)
+    tokens, processed = v2.draw(logits.clone())
     assert tokens.dtype == torch.int64 and torch.equal(processed, logits)
     assert tokens.tolist() == draw_v1(light_v1(params, frames), logits, k, p)
-    assert v2.draw(logits)[0].tolist() == tokens.tolist()
+    assert v2.draw(logits.clone())[0].tolist() == tokens.tolist()
 
 
 def test_seed_base_offset_and_bad_values_as_on_v1(logits):
@@ -81,7 +48,7 @@ def test_seed_base_offset_and_bad_values_as_on_v1(logits):
         SamplingParams(extra_args={"tts_local_seed": 2**64 - 1}),
     ]
     v2, v1 = Runner(params, frames=2), light_v1(params, frames=2)
-    assert v2.draw(logits[:3])[0].tolist() == draw_v1(v1, logits[:3])
+    assert v2.draw(logits[:3].clone())[0].tolist() == draw_v1(v1, logits[:3])
     lines = v2.sampler._sample_random.rows.streams.tensor[1:4].tolist()
     assert lines == [[4, 7, 1], [9, 2, 1], [-1, 2, 1]]
 
@@ -94,7 +61,7 @@ def test_unseeded_rows_are_equal_to_nothing_else():
 
 def test_rows_of_temperature_0_stay_greedy_beside_sampled_ones(logits):
     params = [SamplingParams(temperature=0.0), *seeded(7), SamplingParams(temperature=0.0)]
-    codes = Runner(params).draw(logits[:3])[0].tolist()
+    codes = Runner(params).draw(logits[:3].clone())[0].tolist()
     assert [codes[0], codes[2]] == logits[[0, 2]].argmax(1).tolist()
     assert codes[1] == draw_v1(light_v1(seeded(7)), logits[1:2])[0]
 
@@ -111,7 +78,7 @@ def test_a_flagged_row_is_counted_and_named(logits, log):
     log.clear()
     before = counters().flagged.get("nan", 0)
     logits[1, 9] = torch.nan
-    v2.draw(logits[:2])
+    v2.draw(logits[:2].clone())
     assert counters().flagged["nan"] == before + 1
     assert [record.getMessage().split(";")[0] for record in log] == ["rowseed: request r1 met NaN logits"]
 
