@@ -138,6 +138,7 @@ class RowStreams:
         self.global_offset = check_seed(global_offset, "global_offset")
         self._mirror = _Mirror((max_rows + 1, 3), torch.int64, self.device)
         self.tensor: Tensor = self._mirror.tensor
+        self._packed: tuple[list[int | None], np.ndarray, int] | None = None  # for `repack`
         _alive.add(self)
 
     def __reduce__(self) -> tuple:
@@ -191,7 +192,36 @@ class RowStreams:
         lines[1 : rows + 1, 2] = flags
         self._mirror.push(rows + 1)
         self.global_offset = _wrap(self.global_offset + padded_rows)
+        self._packed = list(seeds), offset_column, self.global_seed
         return self.tensor[: padded_rows + 1]
+
+    def repack(
+        self,
+        seeds: Sequence[int | None],
+        offsets: Sequence[int] | np.ndarray,
+        padded_rows: int | None = None,
+    ) -> Tensor:
+        """As `pack`, for codebooks not drawn yet; sends nothing if these are the rows that were packed last.
+
+        Unseeded rows then stay at their place of the global stream, where the codebooks differ. So only one
+        call after each `pack` can do without sending.
+        """
+        packed, self._packed = self._packed, None
+        rows = len(seeds)
+        padded_rows = rows if padded_rows is None else padded_rows
+        if (
+            packed is not None
+            and packed[0] == seeds
+            and {*map(type, seeds)} <= {int, type(None)}  # True is no 1
+            and packed[2] == self.global_seed  # not so in a child that was forked between the two
+            and type(padded_rows) is int
+            and rows <= padded_rows <= self.max_rows
+            and np.array_equal(packed[1], offsets)
+        ):
+            return self.tensor[: padded_rows + 1]
+        sent = self.pack(seeds, offsets, padded_rows)
+        self._packed = None
+        return sent
 
 
 def _derived_global_seed(rank: int, made_before: int) -> int:

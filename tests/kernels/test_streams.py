@@ -317,3 +317,40 @@ def test_a_copy_of_parameters_is_read_by_its_columns(copied, packed):
     again = copied(original)
     again.fill(0.5, 7, 0.25)
     assert again.temperature.tolist() == [0.5] * 3, "the copy must know that a row was packed since"
+
+
+def test_repack_sends_nothing_once_where_the_rows_are_those_that_were_packed_last():
+    rows = RowStreams(4, "cpu", global_seed=1)
+    seeds, offsets = [7, None, 9], [1, 2, 3]
+    lines = rows.pack(seeds, offsets).clone()
+    at = rows.global_offset
+    assert torch.equal(rows.repack(list(seeds), np.array(offsets), 4)[:4], lines)
+    assert rows.global_offset == at
+    again = rows.repack(seeds, offsets)
+    assert rows.global_offset == at + 3 and again[0, 1] == at
+    assert torch.equal(again[1:], lines[1:])
+    rows.repack(seeds, offsets)
+    assert rows.global_offset == at + 6
+
+
+@pytest.mark.parametrize(
+    ("seeds", "offsets"),
+    [([7, None], [1, 3]), ([7, 8], [1, 2]), ([None, 7], [1, 2]), ([7], [1]), ([7, None, 7], [1, 2, 3])],
+)
+def test_repack_sends_other_rows(seeds, offsets):
+    rows, fresh = RowStreams(4, "cpu", global_seed=1), RowStreams(4, "cpu", global_seed=1, global_offset=2)
+    rows.pack([7, None], [1, 2])
+    assert torch.equal(rows.repack(seeds, offsets), fresh.pack(seeds, offsets))
+
+
+def test_repack_refuses_what_pack_refuses():
+    rows = RowStreams(2, "cpu")
+    for seeds, offsets, padded_rows in (
+        ([True], [1], None),
+        ([1], [1], 3),
+        ([1], [1, 2], None),
+        ([1], [1], True),
+    ):
+        rows.pack([1], [1])
+        with pytest.raises((TypeError, ValueError)):
+            rows.repack(seeds, offsets, padded_rows)

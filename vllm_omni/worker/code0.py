@@ -32,11 +32,11 @@ _said: set[str] = set()
 
 
 class Code0Rows:
-    """Streams, status words and flags of the rows whose code 0 is drawn, at most `max_rows` of them."""
+    """Status words and flags of the rows whose code 0 is drawn from `streams`."""
 
-    def __init__(self, max_rows: int, device: torch.device, *, rank: int):
-        self.streams = RowStreams(max_rows, device, rank=rank)
-        self._status = torch.zeros(max_rows, 1, dtype=torch.int32, device=device)
+    def __init__(self, streams: RowStreams):
+        self.streams = streams
+        self._status = torch.zeros(streams.max_rows, 1, dtype=torch.int32, device=streams.device)
         self._flagged = FlaggedRows()
 
     def pack(

@@ -16,7 +16,6 @@ from rowseed.vllm_omni.worker.code0 import (
     signature_obstacle,
     why_vllms,
 )
-from rowseed.vllm_omni.worker.row_packing import data_parallel_rank
 
 DRAW = ("logits", "generators", "k", "p")
 
@@ -25,7 +24,9 @@ def bind(runner: Any) -> None:
     """Let the runner's own sampler draw from row streams, or say once why vLLM's draw stays."""
     reason = why_vllms(_obstacle, runner)
     say_who_draws(reason, "V1")
-    if not reason and not isinstance(upstream := runner.sampler.topk_topp_sampler, V1Draw):
+    if not reason:
+        draw = runner.sampler.topk_topp_sampler
+        upstream = draw.upstream if isinstance(draw, V1Draw) else draw
         runner.sampler.topk_topp_sampler = V1Draw(runner, upstream)
 
 
@@ -35,9 +36,9 @@ class V1Draw(nn.Module):
     def __init__(self, runner: Any, upstream: nn.Module):
         super().__init__()
         self._runner = runner
-        self._upstream = upstream
-        rank = data_parallel_rank(runner.vllm_config)
-        self.rows = Code0Rows(runner.max_num_reqs, runner.device, rank=rank)
+        self.upstream = upstream
+        # The residual codes' own buffer: the next step draws them at these seeds and offsets.
+        self.rows = Code0Rows(runner.model.talker_mtp_row_streams)
         self._warm = False
 
     def forward(
@@ -81,7 +82,7 @@ class V1Draw(nn.Module):
         elif not self._warm:
             self._warm = True
             self.rows.warm_up(logits, [1.0])
-        return self._upstream(logits, generators, k, p)
+        return self.upstream(logits, generators, k, p)
 
 
 def _next_frames(runner: Any, rows: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rowseed.kernels.streams import RowStreams
 from rowseed.vllm_omni.worker.code0 import (
     Code0Rows,
     mode_obstacle,
@@ -55,7 +56,9 @@ class V2Draw:
     def __init__(self, state: Any, sampler: Any):
         self._state = state
         self._sampler = sampler
-        self.rows = Code0Rows(state.max_num_reqs, state.device, rank=data_parallel_rank(state.vllm_config))
+        # A buffer of its own: the offsets become known on the device only, the residual codes' on the host.
+        rank = data_parallel_rank(state.vllm_config)
+        self.rows = Code0Rows(RowStreams(state.max_num_reqs, state.device, rank=rank))
         self._warm = False
 
     def __call__(

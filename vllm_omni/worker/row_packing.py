@@ -103,7 +103,8 @@ def pack_rows(
         model.talker_mtp_row_parameters.pack(temperature, top_k, top_p)
     else:
         model.talker_mtp_row_parameters.fill(*defaults)
-    packed = model.talker_mtp_row_streams.pack(seeds, offsets, padded_rows)
+    # Where code 0 of these frames was drawn from the same buffer, nothing is left to be sent.
+    packed = model.talker_mtp_row_streams.repack(seeds, offsets, padded_rows)
     unseeded = seeds.count(None)
     counters().count_rows(len(seeds) - unseeded, unseeded)
     return packed

@@ -157,6 +157,14 @@ class Request:
         except (TypeError, ValueError):
             return read_row(None, STAGE)
 
+    def line(self, seed, frame):
+        """What is packed of the request: seed, offset."""
+        _, base, _ = self.row()
+        return seed, (frame + base + 2**63) % 2**64 - 2**63
+
+    def code0_seed(self):
+        return self.row().seed if self.seed is None else self.seed
+
     def sampling_params(self):
         return SamplingParams(
             extra_args=self.extra_args,
@@ -195,13 +203,12 @@ def code0_alone(request, frame, header, row):
     logits = CODE0_LOGITS[request.key, frame]
     if request.greedy:
         return int(logits.argmax())
-    seed, base, _ = request.row()
-    seed = request.seed if request.seed is not None else seed
+    seed, offset = request.line(request.code0_seed(), frame)
     if seed is None:
         streams = RowStreams(1, "cpu", global_seed=header[0], global_offset=header[1] + row)
         lines = streams.pack([None], [0])
     else:
-        lines = RowStreams(1, "cpu").pack([seed], [(frame + base + 2**63) % 2**64 - 2**63])
+        lines = RowStreams(1, "cpu").pack([seed], [offset])
     return int(sample(logits[None], lines, top_k=20, codebook=0))
 
 
@@ -239,6 +246,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.keys = 0
         self.watched: list[tuple[str, weakref.ref]] = []
         self.used: set[int] = set()
+        self.code0_used: set[int] = set()
         self.bad: set[str] = set()
         self.sampled_nan: set[str] = set()
         self.spoken: dict[tuple[int, int], list[int]] = {}
@@ -311,7 +319,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.finished.clear()
         expected = {request for request, tokens in scheduled.items() if tokens == 1 and request.frame >= 0}
         assert set(rows) == expected
-        self._check(rows, before)
+        self._check(rows, self.advanced(before))
         for request, tokens in scheduled.items():
             request.known_to_runner, request.preempted = True, False
             request.computed += tokens
@@ -324,17 +332,17 @@ class Lifecycle(RuleBasedStateMachine):
         for request in self.running:
             request.scheduled_before = request in scheduled
 
-    def _check(self, rows, offset_before):
+    def _check(self, rows, advanced):
         streams = self.predictor().streams
         if not rows:
             assert streams is None
-            assert self.streams().global_offset == offset_before
+            assert advanced == 0
             return
         padded = bucket(len(rows)) if self.graph else len(rows)
         assert streams.shape[0] == padded + 1
         header, lines = streams[0].tolist(), streams[1:].tolist()
         assert header[2] == len(rows)
-        assert self.streams().global_offset == offset_before + self.lines_packed(rows)
+        assert advanced == self.lines_packed(rows)
         for row, request in enumerate(rows):
             assert lines[row][2] & INACTIVE == 0
             codes = self.codes(request)
@@ -386,6 +394,17 @@ class Lifecycle(RuleBasedStateMachine):
 
     def sampled(self, request, token):
         """A token of the request is known to the host (-1: not yet, as under async scheduling)."""
+
+    def advanced(self, before):
+        """How far the residual codes' step has moved the global stream."""
+        return self.streams().global_offset - before
+
+    def check_code0(self, sampled, requests, frames, header):
+        """Every code 0 of a step, against the request alone; an unseeded row's address is used once."""
+        for row, (request, frame) in enumerate(zip(requests, frames, strict=True)):
+            assert sampled[row] == code0_alone(request, frame, header, row), (request, frame, row)
+            assert header[1] + row not in self.code0_used
+            self.code0_used.add(header[1] + row)
 
     def lines_packed(self, rows):
         return bucket(len(rows)) if self.graph else len(rows)

@@ -17,7 +17,6 @@ from lifecycle import (
     Lifecycle,
     Talker,
     bucket,
-    code0_alone,
 )
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor
@@ -64,7 +63,7 @@ def make_runner(graph):
         kernel_block_sizes=[MAX_TOKENS],
         max_num_blocks_per_req=[1],
     )
-    runner.sampler, runner.max_num_reqs = Sampler(), MAX_ROWS
+    runner.sampler = Sampler()
     runner.query_start_loc = Buffer(MAX_ROWS + 1, dtype=torch.int32)
     runner.talker_mtp_input_ids = Buffer(MAX_ROWS, dtype=torch.int32)
     for name in ("talker_mtp_inputs_embeds", "last_talker_hidden", "text_step"):
@@ -95,6 +94,7 @@ class V1Lifecycle(Lifecycle):
         self.runner = make_runner(graph)
         self.runner.use_async_scheduling = self.asynchronous
         runner_v1._bind(self.runner)
+        self.code0_lines = None
 
     def stop(self):
         self.patches.close()
@@ -160,8 +160,25 @@ class V1Lifecycle(Lifecycle):
                 rows.append(request)
                 offsets.append(at)
             at += scheduled[request]
+        before = self.streams().global_offset
+        self.expected_lines = self._lines_to_send(rows)
         runner._talker_mtp_forward([r.name for r in rows], torch.zeros(max(at, MAX_ROWS), HIDDEN), offsets)
+        self.mtp_advanced = self.streams().global_offset - before
         return rows
+
+    def _lines_to_send(self, rows):
+        """0 if code 0 of the same frames was the last to be packed, and they have had no codes since."""
+        if not rows:
+            return 0
+        packed, self.code0_lines = self.code0_lines, None
+        same = packed == [r.line(r.row().seed, r.frame) for r in rows]
+        return 0 if same else super().lines_packed(rows)
+
+    def advanced(self, before):
+        return self.mtp_advanced
+
+    def lines_packed(self, rows):
+        return self.expected_lines
 
     def _sample(self, by_name, scheduled):
         """What ``_prepare_inputs`` leaves for the sampler, then vLLM's own step; every code 0 is checked.
@@ -182,8 +199,8 @@ class V1Lifecycle(Lifecycle):
             return
         assert not batch.generators  # of a row whose token is thrown away it would be rewound
         header = runner.sampler.topk_topp_sampler.rows.streams.tensor[0].tolist()
-        for row, (request, frame) in enumerate(zip(requests, frames, strict=True)):
-            assert sampled[row] == code0_alone(request, frame, header, row), (request, frame, row)
+        self.check_code0(sampled, requests, frames, header)
+        self.code0_lines = [r.line(r.code0_seed(), frame) for r, frame in zip(requests, frames, strict=True)]
 
     def codes(self, request):
         codes = self.runner.model_intermediate_buffer[request.name]["codes"]["audio"]

@@ -17,7 +17,6 @@ from lifecycle import (
     Lifecycle,
     Talker,
     bucket,
-    code0_alone,
 )
 from v2_runner import OmniModelState, make_sampler
 from vllm.config import CUDAGraphMode
@@ -156,8 +155,7 @@ class V2Lifecycle(Lifecycle):
         unused = torch.zeros_like(slots)
         sampled, _ = self.sampler.sample(logits, slots, slots, slots.numpy(), positions, unused, unused)
         header = self.sampler._sample_random.rows.streams.tensor[0].tolist()
-        for row, (request, frame) in enumerate(zip(self.batch, frames, strict=True)):
-            assert sampled[row] == code0_alone(request, frame, header, row), (request, frame, row)
+        self.check_code0(sampled.tolist(), self.batch, frames, header)
 
     def codes(self, request):
         codes = self.state.intermediate_buffer.buffers[self.slots[request]]["codes"]["audio"]

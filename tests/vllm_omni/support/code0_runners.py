@@ -14,6 +14,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
+from rowseed.kernels.streams import RowStreams
 from rowseed.vllm_omni.worker import code0_v1
 
 PROMPT_LEN, MAX_LEN = 3, 64
@@ -33,15 +34,13 @@ def talker(**others):
     return SimpleNamespace(**declared, **others)
 
 
-def light_v1(params, frames=0, *, bind=True, sampler=None, **others):
+def light_v1(params, frames=0, *, bind=True, sampler=None, device=CPU, **others):
     """A V1 runner with a row for each of `params`, at these frames; only its draw can be called."""
     rows = len(params)
     names = [f"r{row}" for row in range(rows)]
     runner = SimpleNamespace(
-        model=talker(),
+        model=talker(talker_mtp_row_streams=RowStreams(rows, device)),
         sampler=Sampler() if sampler is None else sampler,
-        max_num_reqs=rows,
-        device=CPU,
         vllm_config=vllm_config(rows),
         speculative_config=None,
         requests={name: SimpleNamespace(sampling_params=p) for name, p in zip(names, params, strict=True)},
