@@ -156,6 +156,8 @@ def our_cases(quick: bool):
         return
     yield 2048, "fp32", 0.9
     yield 2048, "fp16", 1.0
+    for top_p in (1.0, 0.9):
+        yield 3072, "fp32", top_p  # the talker's own token
     for vocab in (1024, 3072, 4096, 8192, 32768, 262144):
         yield vocab, "bf16", 1.0
 
