@@ -76,7 +76,7 @@ def _seeded(client: Any, request_id: str, stages: Any) -> Any:
     talker = talker.clone()
     talker.extra_args = {**(talker.extra_args or {}), SEED_ARG: seed}
     if talker.seed is None:
-        talker.seed = seed  # code 0 is the talker's own draw
+        talker.seed = seed  # for vLLM's draw of code 0, where that stays
     logger.info("rowseed: request %s: fresh seed %d (RNG scheme %d)", request_id, seed, SCHEME)
     note_seed(seed)
     return [talker, *stages[1:]]
